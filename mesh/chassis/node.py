@@ -1,0 +1,188 @@
+"""A process of the mesh: joined, registered, serving, drained."""
+
+import asyncio
+import contextlib
+import os
+import signal
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from pathlib import Path
+
+import structlog
+import uvloop
+
+from chatmesh.mesh.v1 import mesh_pb2
+from mesh.chassis import bootstrap, identity, lease, telemetry
+from mesh.chassis.channel import MeshChannel, open_xds_channel
+from mesh.chassis.server import MeshServer, Registration
+from mesh.chassis.settings import NodeSettings
+
+# Between leaving the balancing and closing the door: the time in which callers hear of it.
+DRAIN_NOTICE_S = 0.2
+READY_TIMEOUT_S = 30.0
+
+log = structlog.get_logger()
+
+
+class Node:
+    """What a service gets from the mesh. Made by `run`."""
+
+    def __init__(self, settings: NodeSettings, own: identity.Identity, lease_: lease.Lease) -> None:
+        self._settings, self._lease = settings, lease_
+        self._channels: dict[str, MeshChannel] = {}
+        self.identity = own
+        # Set when the operator drains this instance or the process is asked to end: services
+        # refuse new work and close the streams that would never end by themselves.
+        self.draining = asyncio.Event()
+        self.stopping = asyncio.Event()
+
+    @property
+    def service(self) -> str:
+        """The service, such as "inference"."""
+        return self._settings.service
+
+    @property
+    def instance(self) -> str:
+        """The instance, such as "inference-1"."""
+        return self._settings.instance
+
+    @property
+    def state_dir(self) -> Path:
+        """A private folder that outlives the process."""
+        return self._settings.state_dir
+
+    @property
+    def control_address(self) -> str:
+        """host:port of the control plane."""
+        return self._settings.control_address
+
+    def channel_to(self, service: str) -> MeshChannel:
+        """The channel to a service of the topology; one a process."""
+        if service not in self._channels:
+            self._channels[service] = open_xds_channel(service, self._lease.called)
+        return self._channels[service]
+
+    def watch_instances(self, service: str) -> AsyncIterator[tuple[mesh_pb2.Instance, ...]]:
+        """The live instances of a service, at once and on every change."""
+        return lease.watch_instances(lambda: self.control_address, self.identity, service)
+
+    async def announce(
+        self, state: "mesh_pb2.InstanceState.ValueType", address: str | None = None
+    ) -> None:
+        """Tells the control plane a new state and, when given, the address others reach."""
+        await self._lease.announce(state, address)
+
+    async def serve(
+        self,
+        registrations: Sequence[Registration],
+        *,
+        on_drain: Callable[[], Awaitable[None]] | None = None,
+    ) -> None:
+        """Serves until the process is asked to end and its calls are done.
+
+        Args:
+            registrations: (add_…Servicer_to_server, servicer) pairs.
+            on_drain: awaited once when draining begins.
+        """
+        server = MeshServer(self.identity, self._lease.served, self._settings.connection_age_max_s)
+        address = await server.start(registrations, self._settings.bind_host)
+        await self.announce(mesh_pb2.INSTANCE_STATE_SERVING, address)
+        log.info("serving", address=address)
+        await self.draining.wait()
+        await self.announce(mesh_pb2.INSTANCE_STATE_DRAINING)
+        if on_drain is not None:
+            await on_drain()
+        log.info("draining")
+        await self.stopping.wait()
+        await asyncio.sleep(DRAIN_NOTICE_S)
+        await server.stop(self._settings.drain_grace_s)
+        log.info("stopped")
+
+    async def close(self) -> None:
+        """Closes the channels."""
+        for channel in self._channels.values():
+            await channel.close()
+
+
+def run(start: Callable[[Node], Awaitable[None]]) -> None:
+    """Runs a service: telemetry, identity, registration, then `start`, until it returns."""
+    settings = NodeSettings()  # type: ignore[call-arg]  # the environment fills it
+    telemetry.configure(settings.service, settings.instance, settings.log_level)
+    uvloop.run(_run(settings, start))
+
+
+async def _run(settings: NodeSettings, start: Callable[[Node], Awaitable[None]]) -> None:
+    async with joined(settings) as node:
+        await start(node)
+
+
+@contextlib.asynccontextmanager
+async def joined(settings: NodeSettings) -> AsyncIterator[Node]:
+    """Joins the mesh, keeps certificate and lease renewed, leaves at the end."""
+    own = await identity.join(
+        settings.join_address or settings.control_address,
+        settings.join_token.get_secret_value(),
+        settings.trust_bundle,
+        settings.state_dir,
+    )
+    # Read by gRPC once, at the first xds channel: set before any is opened.
+    os.environ["GRPC_XDS_BOOTSTRAP_CONFIG"] = bootstrap.render(settings, own)
+    held = lease.Lease(settings.control_address, own, _description(settings))
+    node = Node(settings, own, held)
+    _stop_on_signals(node)
+    async with _background(
+        held.keep(), _renew_or_stop(settings, own, node), _drain_when_asked(held, node)
+    ):
+        await asyncio.wait_for(held.ready.wait(), READY_TIMEOUT_S)
+        try:
+            yield node
+        finally:
+            await node.close()
+
+
+def _description(settings: NodeSettings) -> mesh_pb2.Instance:
+    return mesh_pb2.Instance(
+        service=settings.service,
+        name=settings.instance,
+        pid=os.getpid(),
+        state=mesh_pb2.INSTANCE_STATE_STARTING,
+        metrics_address=telemetry.serve_metrics(settings.bind_host),
+    )
+
+
+def _stop_on_signals(node: Node) -> None:
+    def stop() -> None:
+        node.stopping.set()
+        node.draining.set()
+
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop)
+
+
+async def _renew_or_stop(settings: NodeSettings, own: identity.Identity, node: Node) -> None:
+    await identity.keep_renewed(settings.control_address, own, settings.state_dir)
+    node.draining.set()
+    node.stopping.set()
+
+
+async def _drain_when_asked(held: lease.Lease, node: Node) -> None:
+    await held.drain_asked.wait()
+    node.draining.set()
+
+
+@contextlib.asynccontextmanager
+async def _background(*work: Awaitable[None]) -> AsyncIterator[None]:
+    tasks = [asyncio.ensure_future(job) for job in work]
+    for task in tasks:
+        task.add_done_callback(_report)
+    try:
+        yield
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _report(task: "asyncio.Future[None]") -> None:
+    if not task.cancelled() and (error := task.exception()) is not None:
+        log.error("background_task_failed", error=type(error).__name__)

@@ -1,0 +1,68 @@
+"""Logs, metrics and traces of a process, set up once."""
+
+import logging
+import os
+from collections.abc import MutableMapping
+from typing import Any
+
+import structlog
+from opentelemetry import trace
+from opentelemetry.sdk.environment_variables import OTEL_EXPORTER_OTLP_ENDPOINT
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import BatchSpanProcessor
+from prometheus_client import start_http_server
+
+
+def configure(service: str, instance: str, log_level: str) -> None:
+    """Sets up structured logs (JSON lines on standard output) and tracing.
+
+    Spans leave the process only when OTEL_EXPORTER_OTLP_ENDPOINT is set; trace ids travel and are
+    logged in any case.
+    """
+    structlog.configure(
+        processors=[
+            _with_trace_id,
+            structlog.processors.add_log_level,
+            structlog.processors.TimeStamper(fmt="iso", utc=True),
+            structlog.processors.format_exc_info,
+            structlog.processors.JSONRenderer(),
+        ],
+        wrapper_class=structlog.make_filtering_bound_logger(
+            logging.getLevelNamesMapping()[log_level.upper()]
+        ),
+        cache_logger_on_first_use=True,
+    )
+    structlog.contextvars.clear_contextvars()
+    _identity.update(service=service, instance=instance)
+    provider = TracerProvider(
+        resource=Resource.create({"service.name": service, "service.instance.id": instance})
+    )
+    if _otlp_configured():
+        from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
+
+        provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
+    trace.set_tracer_provider(provider)
+
+
+def serve_metrics(host: str) -> str:
+    """Serves Prometheus metrics at http://<address>/metrics on a free port; returns the address."""
+    server, _ = start_http_server(0, addr=host)
+    return f"{host}:{server.server_port}"
+
+
+_identity: dict[str, str] = {}
+
+
+def _with_trace_id(
+    _logger: Any, _method: str, event: MutableMapping[str, Any]
+) -> MutableMapping[str, Any]:
+    event.update(_identity)
+    span = trace.get_current_span().get_span_context()
+    if span.is_valid:
+        event["trace_id"] = f"{span.trace_id:032x}"
+    return event
+
+
+def _otlp_configured() -> bool:
+    return bool(os.environ.get(OTEL_EXPORTER_OTLP_ENDPOINT))

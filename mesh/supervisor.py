@@ -1,0 +1,198 @@
+"""Starts processes, restarts what dies, ends all of them.
+
+Every child is in a session of its own (a Ctrl-C in the terminal reaches only the supervisor) and
+is ended by the kernel when the supervisor dies, however it dies.
+"""
+
+import asyncio
+import contextlib
+import ctypes
+import dataclasses
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+import structlog
+
+RESTART_DELAY_S_MIN = 0.1
+RESTART_DELAY_S_MAX = 5.0
+# A process that lived this long is well: its next death starts again at the shortest delay.
+SETTLED_AFTER_S = 10.0
+LOG_SIZE_BYTES_MAX = 16 << 20
+
+_PR_SET_PDEATHSIG = 1
+log = structlog.get_logger()
+
+
+@dataclasses.dataclass(frozen=True)
+class Launch:
+    """How to start a process once."""
+
+    command: Sequence[str]
+    env: Mapping[str, str]
+
+
+@dataclasses.dataclass
+class Process:
+    """One supervised process.
+
+    Attributes:
+        name: unique, such as "inference-1".
+        service: what it is an instance of, such as "inference".
+        prepare: gives the command anew for each start (a join token works once).
+        stop_signal: asks it to end.
+    """
+
+    name: str
+    service: str
+    prepare: Callable[[], Awaitable[Launch]]
+    stop_signal: signal.Signals = signal.SIGTERM
+    pid: int = 0
+    restarts: int = 0
+    started_at: float = 0.0
+    child: asyncio.subprocess.Process | None = None
+
+
+def log_to(path: Path) -> None:
+    """Sends the supervisor's own log lines to a file."""
+    file = path.open("a")
+    structlog.configure(
+        processors=[
+            structlog.processors.add_log_level,
+            structlog.processors.TimeStamper(fmt="iso", utc=True),
+            structlog.processors.JSONRenderer(),
+        ],
+        logger_factory=structlog.PrintLoggerFactory(file),
+    )
+
+
+class Supervisor:
+    """Runs processes until `stop`.
+
+    Args:
+        log_dir: folder for one log file a process.
+        table: file that always holds the processes as JSON, for `mesh.ctl status`.
+    """
+
+    def __init__(self, log_dir: Path, table: Path) -> None:
+        self._log_dir, self._table = log_dir, table
+        self._processes: dict[str, Process] = {}
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._stopping = False
+
+    def start(self, process: Process) -> None:
+        """Starts a process and keeps it running."""
+        self._processes[process.name] = process
+        self._tasks[process.name] = asyncio.create_task(self._keep(process), name=process.name)
+
+    def restarts(self, name: str) -> int:
+        """How often a process was started again."""
+        return self._processes[name].restarts
+
+    def tail(self, name: str, line_count: int = 20) -> str:
+        """The end of a process' log."""
+        with contextlib.suppress(OSError):
+            lines = self._log_file(name).read_text(errors="replace").splitlines()
+            return "\n".join(lines[-line_count:])
+        return ""
+
+    async def stop(self, names: Sequence[str], timeout_s: float) -> None:
+        """Ends processes; those that do not within timeout_s are killed."""
+        self._stopping = True
+        running = [self._processes[name] for name in names if name in self._processes]
+        for process in running:
+            _signal(process, process.stop_signal)
+        tasks = [self._tasks[process.name] for process in running]
+        if tasks:
+            _, late = await asyncio.wait(tasks, timeout=timeout_s)
+            for process in running:
+                if self._tasks[process.name] in late:
+                    log.warning("killed", instance_ended=process.name)
+                    _signal(process, signal.SIGKILL)
+            await asyncio.gather(*tasks, return_exceptions=True)
+        for name in names:
+            self._processes.pop(name, None)
+            self._tasks.pop(name, None)
+        self._write_table()
+
+    async def _keep(self, process: Process) -> None:
+        delay_s = RESTART_DELAY_S_MIN
+        while not self._stopping:
+            try:
+                await self._start_once(process)
+            except Exception as error:
+                log.error("start_failed", instance_started=process.name, error=repr(error))
+            else:
+                assert process.child is not None
+                status = await process.child.wait()
+                process.child, process.pid = None, 0
+                if self._stopping:
+                    return
+                log.warning("died", instance_ended=process.name, status=status)
+                if time.monotonic() - process.started_at > SETTLED_AFTER_S:
+                    delay_s = RESTART_DELAY_S_MIN
+            if self._stopping:
+                return
+            process.restarts += 1
+            self._write_table()
+            await asyncio.sleep(delay_s)
+            delay_s = min(delay_s * 2, RESTART_DELAY_S_MAX)
+
+    async def _start_once(self, process: Process) -> None:
+        launch = await process.prepare()
+        if self._stopping:
+            raise asyncio.CancelledError
+        with self._open_log(process.name) as output:
+            process.child = await asyncio.create_subprocess_exec(
+                *launch.command,
+                env=dict(launch.env),
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
+                preexec_fn=_die_with_parent,
+            )
+        process.pid, process.started_at = process.child.pid, time.monotonic()
+        self._write_table()
+
+    def _open_log(self, name: str) -> "contextlib.AbstractContextManager[int]":
+        path = self._log_file(name)
+        if path.exists() and path.stat().st_size > LOG_SIZE_BYTES_MAX:
+            path.replace(path.with_suffix(".log.1"))
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        return _closing(descriptor)
+
+    def _log_file(self, name: str) -> Path:
+        return self._log_dir / f"{name}.log"
+
+    def _write_table(self) -> None:
+        rows = [
+            {"name": p.name, "service": p.service, "pid": p.pid, "restarts": p.restarts}
+            for p in self._processes.values()
+        ]
+        scratch = self._table.with_suffix(".new")
+        scratch.write_text(json.dumps(rows))
+        scratch.replace(self._table)
+
+
+@contextlib.contextmanager
+def _closing(descriptor: int) -> Iterator[int]:
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def _signal(process: Process, number: signal.Signals) -> None:
+    if process.child is not None and process.child.returncode is None:
+        with contextlib.suppress(ProcessLookupError):
+            process.child.send_signal(number)
+
+
+def _die_with_parent() -> None:
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)

@@ -1,0 +1,237 @@
+"""One running copy of chatmesh: what is started after what, and how each process is prepared."""
+
+import asyncio
+import contextlib
+import os
+import signal
+import sys
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
+from pathlib import Path
+
+import grpc
+from mesh.edge.bootstrap import envoy_command
+
+from chatmesh.mesh.v1 import mesh_pb2
+from mesh import credentials, schema, stores
+from mesh.chassis import identity
+from mesh.home import PROJECT, Home
+from mesh.operator import Operator, join
+from mesh.settings import UpSettings
+from mesh.supervisor import Launch, Process, Supervisor
+from mesh.topology import Topology
+
+TOPOLOGY = PROJECT / "mesh" / "topology.yaml"
+START_TIMEOUT_S = 120.0
+POLL_S = 0.02
+STOP_TIMEOUT_S = 15.0
+# A process that dies this often before it was ever ready will not come up by itself.
+RESTARTS_AT_START_MAX = 4
+STORES = ("postgres", "redis")
+
+Prepare = Callable[[], Awaitable[Launch]]
+Say = Callable[[str, str], None]
+
+
+class UpError(Exception):
+    """The system cannot start; the message says what to do."""
+
+
+class System:
+    """One running copy."""
+
+    def __init__(self, home: Home, settings: UpSettings, topology: Topology, say: Say) -> None:
+        self._home, self._settings, self._topology, self._say = home, settings, topology, say
+        self._renewal: asyncio.Task[None] | None = None
+        self._supervisor = Supervisor(home.log, home.table)
+        self._operator = Operator(home)
+        self._urls: dict[str, str] = {}
+        self._database_urls: Mapping[str, str] = {}
+        self._names: list[str] = []
+
+    async def start(self) -> None:
+        """Starts everything and waits until it serves."""
+        self._start_control()
+        await self._start_stores()
+        await self._await_file(self._home.control / "join-address", "control-1")
+        own = await join(self._home)
+        self._renewal = asyncio.create_task(self._keep_operator(own))
+        instances = self._start_services()
+        await self._await_serving(instances)
+        self._start("envoy", "edge", self._prepare_envoy)
+        await self._await_edge()
+
+    async def stop(self) -> None:
+        """Ends everything, the edge first and the stores last."""
+        if self._renewal is not None:
+            self._renewal.cancel()
+        services = [name for name in self._names if name not in ("envoy", "control-1", *STORES)]
+        for group in (["envoy"], services, ["control-1"], list(STORES)):
+            await self._supervisor.stop(group, STOP_TIMEOUT_S)
+
+    # -- stores ------------------------------------------------------------------------------
+
+    async def _start_stores(self) -> None:
+        given = {"postgres": self._settings.database_url, "redis": self._settings.redis_url}
+        prepare = {"postgres": stores.prepare_postgres, "redis": stores.prepare_redis}
+        embedded = []
+        for name in STORES:
+            if given[name]:
+                self._urls[name] = given[name]
+                continue
+            process = await asyncio.to_thread(prepare[name], self._home.folder / name)
+            self._start(name, name, _fixed(process), process.stop_signal)
+            self._urls[name] = process.url
+            embedded.append(process)
+        for process in embedded:
+            await process.ready()
+            self._say(process.name, "ready")
+        self._database_urls = await self._deploy_tables()
+
+    async def _deploy_tables(self) -> Mapping[str, str]:
+        owners = [name for name, s in self._topology.services.items() if "postgres" in s.needs]
+        passwords = stores.role_passwords(self._home.folder / "roles", owners)
+        folders = schema.schema_folders(PROJECT)
+        return await schema.deploy(self._urls["postgres"], passwords, folders)
+
+    # -- processes ---------------------------------------------------------------------------
+
+    def _start(
+        self,
+        name: str,
+        service: str,
+        prepare: Prepare,
+        stop_signal: signal.Signals = signal.SIGTERM,
+    ) -> None:
+        self._names.append(name)
+        self._supervisor.start(Process(name, service, prepare, stop_signal))
+
+    def _start_control(self) -> None:
+        # Addresses of the last run are stale until the control plane has written its own.
+        for name in ("address", "join-address"):
+            (self._home.control / name).unlink(missing_ok=True)
+        self._start("control-1", "control", self._prepare_control)
+
+    async def _prepare_control(self) -> Launch:
+        env = {
+            "CONTROL_STATE_DIR": str(self._home.control),
+            "CONTROL_TOPOLOGY": str(TOPOLOGY),
+            "CONTROL_OPERATOR_TOKEN_FILE": str(self._home.operator_token),
+            # A restarted control plane must be where everybody looks for it.
+            "CONTROL_ADDRESS": _recorded(self._home.control / "address"),
+            "CONTROL_JOIN_ADDRESS": _recorded(self._home.control / "join-address"),
+            "EDGE_PORT": str(self._settings.edge_port),
+            "EDGE_TLS_PORT": str(self._settings.edge_tls_port),
+        }
+        return Launch([sys.executable, "-m", "mesh.control"], self._environment(env))
+
+    def _start_services(self) -> list[str]:
+        instances = []
+        for name, service in self._topology.services.items():
+            if name == "control":
+                continue
+            for number in range(1, self._settings.replicas_of(name, service.replicas) + 1):
+                instance = f"{name}-{number}"
+                instances.append(instance)
+                self._start(instance, name, self._preparer(name, service.command, instance))
+        return instances
+
+    def _preparer(self, service: str, module: str, instance: str) -> Prepare:
+        async def prepare() -> Launch:
+            state_dir = self._home.nodes / instance
+            state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+            env = {
+                "CHATMESH_SERVICE": service,
+                "CHATMESH_INSTANCE": instance,
+                "CHATMESH_CONTROL_ADDRESS": self._home.control_address(),
+                "CHATMESH_JOIN_ADDRESS": self._home.join_address(),
+                "CHATMESH_JOIN_TOKEN": await self._operator.join_token(service),
+                "CHATMESH_TRUST_BUNDLE": str(self._home.trust_bundle),
+                "CHATMESH_STATE_DIR": str(state_dir),
+                "EDGE_PORT": str(self._settings.edge_port),
+                "EDGE_TLS_PORT": str(self._settings.edge_tls_port),
+                **self._store_urls(service),
+                **self._settings.model_environment(),
+            }
+            return Launch([sys.executable, "-m", module], self._environment(env))
+
+        return prepare
+
+    def _store_urls(self, service: str) -> dict[str, str]:
+        needs = self._topology.services[service].needs
+        urls = {}
+        if "postgres" in needs:
+            urls["DATABASE_URL"] = self._database_urls[service]
+        if "redis" in needs:
+            urls["REDIS_URL"] = self._urls["redis"]
+        return urls
+
+    async def _prepare_envoy(self) -> Launch:
+        return Launch(envoy_command(self._home.nodes / "edge-1"), self._environment({}))
+
+    def _environment(self, extra: Mapping[str, str]) -> dict[str, str]:
+        # The owner's database and the operator's secrets are nobody else's.
+        hidden = {"DATABASE_URL", "REDIS_URL", "GRPC_XDS_BOOTSTRAP_CONFIG"}
+        kept = {key: value for key, value in os.environ.items() if key not in hidden}
+        return {**kept, **extra}
+
+    async def _keep_operator(self, own: identity.Identity) -> None:
+        while True:
+            await identity.keep_renewed(self._home.control_address(), own, self._home.operator)
+            await join(self._home)
+
+    # -- waiting -----------------------------------------------------------------------------
+
+    async def _await_file(self, path: Path, process: str) -> None:
+        async for _ in self._deadline(process):
+            if path.exists():
+                return
+
+    async def _await_serving(self, instances: Iterable[str]) -> None:
+        waiting = dict.fromkeys(instances)
+        async for _ in self._deadline(*waiting):
+            for name in await self._serving():
+                if name in waiting:
+                    del waiting[name]
+                    self._say(name, "ready")
+            if not waiting:
+                return
+
+    async def _serving(self) -> list[str]:
+        with contextlib.suppress(grpc.aio.AioRpcError):
+            async with self._operator.admin() as admin:
+                status = await admin.GetStatus(mesh_pb2.GetStatusRequest(), timeout=2)
+            serving = mesh_pb2.INSTANCE_STATE_SERVING
+            return [i.name for i in status.instances if i.state == serving]
+        return []
+
+    async def _await_edge(self) -> None:
+        url = f"http://127.0.0.1:{self._settings.edge_port}/healthz"
+        async for _ in self._deadline("envoy"):
+            if await asyncio.to_thread(credentials.answers, url):
+                self._say("envoy", "ready")
+                return
+
+    async def _deadline(self, *names: str) -> AsyncIterator[None]:
+        """Polls until the caller has what it waits for; raises UpError when it takes too long."""
+        end = time.monotonic() + START_TIMEOUT_S
+        while time.monotonic() < end:
+            yield
+            for name in names:
+                if name in self._names and self._supervisor.restarts(name) >= RESTARTS_AT_START_MAX:
+                    raise UpError(f"{name} does not start:\n{self._supervisor.tail(name)}")
+            await asyncio.sleep(POLL_S)
+        raise UpError(f"not ready within {START_TIMEOUT_S:.0f} s: {', '.join(names)}")
+
+
+def _fixed(process: stores.StoreProcess) -> Prepare:
+    async def prepare() -> Launch:
+        return Launch(process.command, process.env)
+
+    return prepare
+
+
+def _recorded(path: Path) -> str:
+    with contextlib.suppress(OSError):
+        return path.read_text().strip()
+    return "127.0.0.1:0"
