@@ -50,7 +50,7 @@ class Operator:
         self._xds: MeshChannel | None = None
 
     @contextlib.asynccontextmanager
-    async def admin(self) -> AsyncIterator[mesh_pb2_grpc.MeshAdminServiceAsyncStub]:
+    async def admin(self) -> AsyncIterator["mesh_pb2_grpc.MeshAdminServiceAsyncStub"]:
         """The control plane's admin methods."""
         async with control_channel(self._home.control_address(), self._identity) as channel:
             yield mesh_pb2_grpc.MeshAdminServiceStub(channel)

@@ -1,12 +1,11 @@
 """Starts processes, restarts what dies, ends all of them.
 
 Every child is in a session of its own (a Ctrl-C in the terminal reaches only the supervisor) and
-is ended by the kernel when the supervisor dies, however it dies.
+is ended by the kernel when the supervisor dies, however it dies (`tied`).
 """
 
 import asyncio
 import contextlib
-import ctypes
 import dataclasses
 import json
 import os
@@ -24,7 +23,6 @@ RESTART_DELAY_S_MAX = 5.0
 SETTLED_AFTER_S = 10.0
 LOG_SIZE_BYTES_MAX = 16 << 20
 
-_PR_SET_PDEATHSIG = 1
 log = structlog.get_logger()
 
 
@@ -34,6 +32,17 @@ class Launch:
 
     command: Sequence[str]
     env: Mapping[str, str]
+
+
+def tied(command: Sequence[str], folder: Path) -> list[str]:
+    """The command, so that it gets SIGTERM when its parent dies; runs in `folder`.
+
+    A launcher does it and not a preexec_fn, which would fork a process that has threads of gRPC.
+    """
+    launcher = Path(__file__).with_name("store_launcher.py")
+    stay, reach = "-1", "0"
+    number = str(int(signal.SIGTERM))
+    return [sys.executable, "-I", str(launcher), stay, stay, reach, number, str(folder), *command]
 
 
 @dataclasses.dataclass
@@ -154,7 +163,6 @@ class Supervisor:
                 stdout=output,
                 stderr=output,
                 start_new_session=True,
-                preexec_fn=_die_with_parent,
             )
         process.pid, process.started_at = process.child.pid, time.monotonic()
         self._write_table()
@@ -191,8 +199,3 @@ def _signal(process: Process, number: signal.Signals) -> None:
     if process.child is not None and process.child.returncode is None:
         with contextlib.suppress(ProcessLookupError):
             process.child.send_signal(number)
-
-
-def _die_with_parent() -> None:
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)

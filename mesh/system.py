@@ -10,15 +10,15 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mappin
 from pathlib import Path
 
 import grpc
-from mesh.edge.bootstrap import envoy_command
 
 from chatmesh.mesh.v1 import mesh_pb2
 from mesh import credentials, schema, stores
 from mesh.chassis import identity
+from mesh.edge.bootstrap import BOOTSTRAP_FILE, discard_files, envoy_command
 from mesh.home import PROJECT, Home
 from mesh.operator import Operator, join
 from mesh.settings import UpSettings
-from mesh.supervisor import Launch, Process, Supervisor
+from mesh.supervisor import Launch, Process, Supervisor, tied
 from mesh.topology import Topology
 
 TOPOLOGY = PROJECT / "mesh" / "topology.yaml"
@@ -56,10 +56,19 @@ class System:
         await self._await_file(self._home.control / "join-address", "control-1")
         own = await join(self._home)
         self._renewal = asyncio.create_task(self._keep_operator(own))
+        discard_files(self._edge_dir)
         instances = self._start_services()
-        await self._await_serving(instances)
+        await self._await_file(self._edge_dir / BOOTSTRAP_FILE, "edge-1")
         self._start("envoy", "edge", self._prepare_envoy)
+        await self._await_serving(instances)
         await self._await_edge()
+
+    @property
+    def _edge_dir(self) -> Path:
+        """State folder of the edge's agent, and Envoy's working directory."""
+        path = self._home.nodes / "edge-1"
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        return path
 
     async def stop(self) -> None:
         """Ends everything, the edge first and the stores last."""
@@ -123,7 +132,7 @@ class System:
             "EDGE_PORT": str(self._settings.edge_port),
             "EDGE_TLS_PORT": str(self._settings.edge_tls_port),
         }
-        return Launch([sys.executable, "-m", "mesh.control"], self._environment(env))
+        return _python("mesh.control", self._environment(env))
 
     def _start_services(self) -> list[str]:
         instances = []
@@ -153,7 +162,7 @@ class System:
                 **self._store_urls(service),
                 **self._settings.model_environment(),
             }
-            return Launch([sys.executable, "-m", module], self._environment(env))
+            return _python(module, self._environment(env))
 
         return prepare
 
@@ -167,7 +176,7 @@ class System:
         return urls
 
     async def _prepare_envoy(self) -> Launch:
-        return Launch(envoy_command(self._home.nodes / "edge-1"), self._environment({}))
+        return Launch(tied(envoy_command(self._edge_dir), self._edge_dir), self._environment({}))
 
     def _environment(self, extra: Mapping[str, str]) -> dict[str, str]:
         # The owner's database and the operator's secrets are nobody else's.
@@ -222,6 +231,10 @@ class System:
                     raise UpError(f"{name} does not start:\n{self._supervisor.tail(name)}")
             await asyncio.sleep(POLL_S)
         raise UpError(f"not ready within {START_TIMEOUT_S:.0f} s: {', '.join(names)}")
+
+
+def _python(module: str, environment: Mapping[str, str]) -> Launch:
+    return Launch(tied([sys.executable, "-m", module], PROJECT), environment)
 
 
 def _fixed(process: stores.StoreProcess) -> Prepare:

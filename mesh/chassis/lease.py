@@ -62,7 +62,8 @@ class Lease:
         self._acknowledged.clear()
         self._changed.set()
         with contextlib.suppress(TimeoutError):  # it will be told when it is back
-            await asyncio.wait_for(self._acknowledged.wait(), self._ttl_s)
+            async with asyncio.timeout(self._ttl_s):
+                await self._acknowledged.wait()
 
     async def keep(self) -> None:
         """Runs for ever; ends by cancellation."""
@@ -93,7 +94,9 @@ class Lease:
             self._changed.clear()
             yield mesh_pb2.KeepLeaseRequest(instance=self._instance)
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._changed.wait(), self._ttl_s / 3)
+                # Not wait_for: in Python 3.11 it may swallow a cancellation.
+                async with asyncio.timeout(self._ttl_s / 3):
+                    await self._changed.wait()
 
     def _apply(self, response: mesh_pb2.KeepLeaseResponse) -> None:
         self._ttl_s = response.lease_ttl_ms / 1000 or self._ttl_s

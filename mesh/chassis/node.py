@@ -132,7 +132,8 @@ async def joined(settings: NodeSettings) -> AsyncIterator[Node]:
     async with _background(
         held.keep(), _renew_or_stop(settings, own, node), _drain_when_asked(held, node)
     ):
-        await asyncio.wait_for(held.ready.wait(), READY_TIMEOUT_S)
+        async with asyncio.timeout(READY_TIMEOUT_S):
+            await held.ready.wait()
         try:
             yield node
         finally:

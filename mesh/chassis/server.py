@@ -42,9 +42,10 @@ SERVER_OPTIONS = [
     ("grpc.max_send_message_length", 8 << 20),
 ]
 # What every server of the mesh offers besides its own services: health to all identities of the
-# mesh, reflection to the operator.
+# mesh; reflection to the operator and, for clients with a key, through the edge.
 OPEN_TO_MESH = "grpc.health.v1.Health/"
-OPEN_TO_OPERATOR = "grpc.reflection."
+REFLECTION = "grpc.reflection."
+REFLECTION_CALLERS = ("operator", "edge")
 # Codes that are a fault of ours, not of the call.
 FAULTS = {grpc.StatusCode.INTERNAL, grpc.StatusCode.UNKNOWN, grpc.StatusCode.DATA_LOSS}
 
@@ -133,7 +134,7 @@ class PolicyInterceptor(ErrorInterceptor):
     def __init__(self, policies: Callable[[], Policies], trust_domain: str = "chatmesh") -> None:
         super().__init__()
         self._policies = policies
-        self._operator = f"spiffe://{trust_domain}/operator"
+        self._reflectors = [f"spiffe://{trust_domain}/{name}" for name in REFLECTION_CALLERS]
         self._mesh_prefix = f"spiffe://{trust_domain}/"
 
     async def admit(self, method: str, context: Context) -> None:
@@ -171,8 +172,8 @@ class PolicyInterceptor(ErrorInterceptor):
     def _may_call(self, method: str, peers: Sequence[str], allowed: Sequence[str]) -> bool:
         if method.startswith(OPEN_TO_MESH):
             return any(peer.startswith(self._mesh_prefix) for peer in peers)
-        if method.startswith(OPEN_TO_OPERATOR):
-            return self._operator in peers
+        if method.startswith(REFLECTION):
+            allowed = self._reflectors
         return any(peer in allowed for peer in peers)
 
 

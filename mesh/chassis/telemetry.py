@@ -34,7 +34,7 @@ def configure(service: str, instance: str, log_level: str) -> None:
         cache_logger_on_first_use=True,
     )
     structlog.contextvars.clear_contextvars()
-    _identity.update(service=service, instance=instance)
+    _instance[0] = instance
     provider = TracerProvider(
         resource=Resource.create({"service.name": service, "service.instance.id": instance})
     )
@@ -51,13 +51,13 @@ def serve_metrics(host: str) -> str:
     return f"{host}:{server.server_port}"
 
 
-_identity: dict[str, str] = {}
+_instance = [""]
 
 
 def _with_trace_id(
     _logger: Any, _method: str, event: MutableMapping[str, Any]
 ) -> MutableMapping[str, Any]:
-    event.update(_identity)
+    event["at"] = _instance[0]
     span = trace.get_current_span().get_span_context()
     if span.is_valid:
         event["trace_id"] = f"{span.trace_id:032x}"

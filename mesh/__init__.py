@@ -1,0 +1,1 @@
+"""N processes → one system: topology, control plane, chassis, edge, supervisor."""
