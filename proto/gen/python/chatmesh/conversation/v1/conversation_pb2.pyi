@@ -376,7 +376,9 @@ Global___ListMessagesRequest: _TypeAlias = ListMessagesRequest  # noqa: Y015
 
 @_typing.final
 class ListMessagesResponse(_message.Message):
-    """ListMessagesResponse is a page of messages."""
+    """ListMessagesResponse is a page of messages; it holds at most 3 MiB of text, so it may be shorter
+    than asked and still not be the last.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 

@@ -82,7 +82,8 @@ class ThreadReadServiceServicer:
     def ListMessages(self, request, context):
         """ListMessages lists the messages of a thread, oldest first.
 
-        Errors: NOT_FOUND (REASON_THREAD_NOT_FOUND), INVALID_ARGUMENT (REASON_BAD_PAGE_TOKEN).
+        Errors: NOT_FOUND (REASON_THREAD_NOT_FOUND), INVALID_ARGUMENT (REASON_BAD_PAGE_TOKEN,
+        REASON_BAD_REQUEST).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -92,7 +93,7 @@ class ThreadReadServiceServicer:
         """GetTail returns the newest messages of a thread that fit a token budget: the history of a
         turn, from the hot copy where there is one.
 
-        Errors: NOT_FOUND (REASON_THREAD_NOT_FOUND).
+        Errors: NOT_FOUND (REASON_THREAD_NOT_FOUND), INVALID_ARGUMENT (REASON_BAD_REQUEST).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -311,7 +312,7 @@ class ThreadWriteServiceServicer:
         """DeleteThread hides a thread at once; its rows are purged 30 days later. Repeatable: the second
         delete is NOT_FOUND unless request_id is the same.
 
-        Errors: NOT_FOUND (REASON_THREAD_NOT_FOUND).
+        Errors: NOT_FOUND (REASON_THREAD_NOT_FOUND), INVALID_ARGUMENT (REASON_BAD_REQUEST).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -50,13 +50,14 @@ class ThreadReadServiceStub:
     ListMessages: _grpc.UnaryUnaryMultiCallable[_conversation_pb2.ListMessagesRequest, _conversation_pb2.ListMessagesResponse]
     """ListMessages lists the messages of a thread, oldest first.
 
-    Errors: NOT_FOUND (REASON_THREAD_NOT_FOUND), INVALID_ARGUMENT (REASON_BAD_PAGE_TOKEN).
+    Errors: NOT_FOUND (REASON_THREAD_NOT_FOUND), INVALID_ARGUMENT (REASON_BAD_PAGE_TOKEN,
+    REASON_BAD_REQUEST).
     """
     GetTail: _grpc.UnaryUnaryMultiCallable[_conversation_pb2.GetTailRequest, _conversation_pb2.GetTailResponse]
     """GetTail returns the newest messages of a thread that fit a token budget: the history of a
     turn, from the hot copy where there is one.
 
-    Errors: NOT_FOUND (REASON_THREAD_NOT_FOUND).
+    Errors: NOT_FOUND (REASON_THREAD_NOT_FOUND), INVALID_ARGUMENT (REASON_BAD_REQUEST).
     """
 
 @_typing.type_check_only
@@ -77,13 +78,14 @@ class ThreadReadServiceAsyncStub(ThreadReadServiceStub):
     ListMessages: _aio.UnaryUnaryMultiCallable[_conversation_pb2.ListMessagesRequest, _conversation_pb2.ListMessagesResponse]  # type: ignore[assignment]
     """ListMessages lists the messages of a thread, oldest first.
 
-    Errors: NOT_FOUND (REASON_THREAD_NOT_FOUND), INVALID_ARGUMENT (REASON_BAD_PAGE_TOKEN).
+    Errors: NOT_FOUND (REASON_THREAD_NOT_FOUND), INVALID_ARGUMENT (REASON_BAD_PAGE_TOKEN,
+    REASON_BAD_REQUEST).
     """
     GetTail: _aio.UnaryUnaryMultiCallable[_conversation_pb2.GetTailRequest, _conversation_pb2.GetTailResponse]  # type: ignore[assignment]
     """GetTail returns the newest messages of a thread that fit a token budget: the history of a
     turn, from the hot copy where there is one.
 
-    Errors: NOT_FOUND (REASON_THREAD_NOT_FOUND).
+    Errors: NOT_FOUND (REASON_THREAD_NOT_FOUND), INVALID_ARGUMENT (REASON_BAD_REQUEST).
     """
 
 class ThreadReadServiceServicer(metaclass=_abc_1.ABCMeta):
@@ -119,7 +121,8 @@ class ThreadReadServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_conversation_pb2.ListMessagesResponse, _abc.Awaitable[_conversation_pb2.ListMessagesResponse]]:
         """ListMessages lists the messages of a thread, oldest first.
 
-        Errors: NOT_FOUND (REASON_THREAD_NOT_FOUND), INVALID_ARGUMENT (REASON_BAD_PAGE_TOKEN).
+        Errors: NOT_FOUND (REASON_THREAD_NOT_FOUND), INVALID_ARGUMENT (REASON_BAD_PAGE_TOKEN,
+        REASON_BAD_REQUEST).
         """
 
     @_abc_1.abstractmethod
@@ -131,7 +134,7 @@ class ThreadReadServiceServicer(metaclass=_abc_1.ABCMeta):
         """GetTail returns the newest messages of a thread that fit a token budget: the history of a
         turn, from the hot copy where there is one.
 
-        Errors: NOT_FOUND (REASON_THREAD_NOT_FOUND).
+        Errors: NOT_FOUND (REASON_THREAD_NOT_FOUND), INVALID_ARGUMENT (REASON_BAD_REQUEST).
         """
 
 def add_ThreadReadServiceServicer_to_server(servicer: ThreadReadServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
@@ -164,7 +167,7 @@ class ThreadWriteServiceStub:
     """DeleteThread hides a thread at once; its rows are purged 30 days later. Repeatable: the second
     delete is NOT_FOUND unless request_id is the same.
 
-    Errors: NOT_FOUND (REASON_THREAD_NOT_FOUND).
+    Errors: NOT_FOUND (REASON_THREAD_NOT_FOUND), INVALID_ARGUMENT (REASON_BAD_REQUEST).
     """
 
 @_typing.type_check_only
@@ -193,7 +196,7 @@ class ThreadWriteServiceAsyncStub(ThreadWriteServiceStub):
     """DeleteThread hides a thread at once; its rows are purged 30 days later. Repeatable: the second
     delete is NOT_FOUND unless request_id is the same.
 
-    Errors: NOT_FOUND (REASON_THREAD_NOT_FOUND).
+    Errors: NOT_FOUND (REASON_THREAD_NOT_FOUND), INVALID_ARGUMENT (REASON_BAD_REQUEST).
     """
 
 class ThreadWriteServiceServicer(metaclass=_abc_1.ABCMeta):
@@ -243,7 +246,7 @@ class ThreadWriteServiceServicer(metaclass=_abc_1.ABCMeta):
         """DeleteThread hides a thread at once; its rows are purged 30 days later. Repeatable: the second
         delete is NOT_FOUND unless request_id is the same.
 
-        Errors: NOT_FOUND (REASON_THREAD_NOT_FOUND).
+        Errors: NOT_FOUND (REASON_THREAD_NOT_FOUND), INVALID_ARGUMENT (REASON_BAD_REQUEST).
         """
 
 def add_ThreadWriteServiceServicer_to_server(servicer: ThreadWriteServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -36,7 +36,7 @@ class _ReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Reason.ValueTy
     REASON_TEMPLATE_FAILED: _Reason.ValueType  # 4
     """The model's template refused the messages; the message is the template's own."""
     REASON_BAD_TOKEN: _Reason.ValueType  # 5
-    """A token id outside the vocabulary; metadata "token_id"."""
+    """A token id outside the vocabulary (metadata "token_id"), or more ids than the limit."""
 
 class Reason(_Reason, metaclass=_ReasonEnumTypeWrapper):
     """Reason is the ErrorInfo.reason of every failure of this service, without the prefix REASON_."""
@@ -52,7 +52,7 @@ REASON_BAD_MESSAGES: Reason.ValueType  # 3
 REASON_TEMPLATE_FAILED: Reason.ValueType  # 4
 """The model's template refused the messages; the message is the template's own."""
 REASON_BAD_TOKEN: Reason.ValueType  # 5
-"""A token id outside the vocabulary; metadata "token_id"."""
+"""A token id outside the vocabulary (metadata "token_id"), or more ids than the limit."""
 Global___Reason: _TypeAlias = Reason  # noqa: Y015
 
 class _Role:

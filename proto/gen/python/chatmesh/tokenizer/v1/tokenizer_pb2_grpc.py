@@ -66,7 +66,8 @@ class TokenizerServiceServicer:
         answer fit the model's context, dropping the oldest turns whole when they must.
 
         Errors: NOT_FOUND (REASON_MODEL_NOT_FOUND), INVALID_ARGUMENT (REASON_CONTEXT_LENGTH_EXCEEDED
-        with metadata "limit" and "count", REASON_BAD_MESSAGES, REASON_TEMPLATE_FAILED).
+        with metadata "limit", "count" (prompt and answer) and "prompt_count", REASON_BAD_MESSAGES,
+        REASON_TEMPLATE_FAILED).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -38,7 +38,8 @@ class TokenizerServiceStub:
     answer fit the model's context, dropping the oldest turns whole when they must.
 
     Errors: NOT_FOUND (REASON_MODEL_NOT_FOUND), INVALID_ARGUMENT (REASON_CONTEXT_LENGTH_EXCEEDED
-    with metadata "limit" and "count", REASON_BAD_MESSAGES, REASON_TEMPLATE_FAILED).
+    with metadata "limit", "count" (prompt and answer) and "prompt_count", REASON_BAD_MESSAGES,
+    REASON_TEMPLATE_FAILED).
     """
     Decode: _grpc.UnaryUnaryMultiCallable[_tokenizer_pb2.DecodeRequest, _tokenizer_pb2.DecodeResponse]
     """Decode turns token ids into text.
@@ -63,7 +64,8 @@ class TokenizerServiceAsyncStub(TokenizerServiceStub):
     answer fit the model's context, dropping the oldest turns whole when they must.
 
     Errors: NOT_FOUND (REASON_MODEL_NOT_FOUND), INVALID_ARGUMENT (REASON_CONTEXT_LENGTH_EXCEEDED
-    with metadata "limit" and "count", REASON_BAD_MESSAGES, REASON_TEMPLATE_FAILED).
+    with metadata "limit", "count" (prompt and answer) and "prompt_count", REASON_BAD_MESSAGES,
+    REASON_TEMPLATE_FAILED).
     """
     Decode: _aio.UnaryUnaryMultiCallable[_tokenizer_pb2.DecodeRequest, _tokenizer_pb2.DecodeResponse]  # type: ignore[assignment]
     """Decode turns token ids into text.
@@ -91,7 +93,8 @@ class TokenizerServiceServicer(metaclass=_abc_1.ABCMeta):
         answer fit the model's context, dropping the oldest turns whole when they must.
 
         Errors: NOT_FOUND (REASON_MODEL_NOT_FOUND), INVALID_ARGUMENT (REASON_CONTEXT_LENGTH_EXCEEDED
-        with metadata "limit" and "count", REASON_BAD_MESSAGES, REASON_TEMPLATE_FAILED).
+        with metadata "limit", "count" (prompt and answer) and "prompt_count", REASON_BAD_MESSAGES,
+        REASON_TEMPLATE_FAILED).
         """
 
     @_abc_1.abstractmethod

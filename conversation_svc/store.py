@@ -1,0 +1,251 @@
+"""Threads in PostgreSQL, under row-level security.
+
+Every transaction names its account first (`set_config('chatmesh.account_id', …, true)`, inside the
+functions of the schema for reads), so that a query that forgot its WHERE still sees one account.
+"""
+
+import contextlib
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from datetime import datetime
+from typing import Any
+
+import asyncpg
+import structlog
+from ulid import ULID
+
+from conversation_svc import statements
+from conversation_svc.statements import Connection, Request
+from conversation_svc.thread import (
+    ANSWER_BYTE_COUNT_MAX,
+    Message,
+    NewMessage,
+    Tail,
+    Thread,
+    ThreadNotFoundError,
+    appended,
+)
+
+# Connecting and one query are together shorter than the shortest deadline of a caller (2 s for
+# reads, 3 s for writes), who then hears who was slow.
+CONNECT_TIMEOUT_S = 0.7
+READ_TIMEOUT_S = 1.2
+WRITE_TIMEOUT_S = 2.2
+# Nobody waits for the purge, and a batch with long threads takes its time.
+PURGE_TIMEOUT_S = 60.0
+
+# What says that PostgreSQL cannot serve now, as opposed to a fault of ours.
+_UNAVAILABLE = (
+    OSError,  # also TimeoutError
+    asyncpg.InterfaceError,  # a connection that was closed under us
+    asyncpg.InternalClientError,
+    asyncpg.PostgresConnectionError,
+    asyncpg.OperatorInterventionError,  # starting, stopping, cancelled
+    asyncpg.InsufficientResourcesError,
+    asyncpg.InvalidAuthorizationSpecificationError,
+    asyncpg.InvalidCatalogNameError,
+    asyncpg.ReadOnlySQLTransactionError,  # a replica, during a failover
+)
+
+log = structlog.get_logger()
+
+
+class StoreUnavailableError(Exception):
+    """PostgreSQL does not answer; the pool reconnects with the next call."""
+
+
+class Store:
+    """Threads and messages of all accounts, one account at a time.
+
+    Every method raises StoreUnavailableError when PostgreSQL does not answer.
+    """
+
+    def __init__(self, pool: "asyncpg.Pool[asyncpg.Record]") -> None:
+        self._pool = pool
+
+    @classmethod
+    async def connect(cls, dsn: str, connection_count_max: int = 8) -> "Store":
+        """A store that connects when it is first used: PostgreSQL may come up later."""
+        pool = await asyncpg.create_pool(
+            dsn,
+            min_size=0,
+            max_size=connection_count_max,
+            timeout=CONNECT_TIMEOUT_S,
+            command_timeout=WRITE_TIMEOUT_S,
+            reset=_keep,
+            server_settings={"application_name": "chatmesh-conversation", "jit": "off"},
+        )
+        return cls(pool)
+
+    async def close(self) -> None:
+        """Closes the connections."""
+        self._pool.terminate()
+
+    async def get_thread(self, account_id: str, thread_id: str) -> Thread:
+        """The thread.
+
+        Raises:
+            ThreadNotFoundError: the account has none of this id.
+        """
+        rows = await self._read(
+            "SELECT * FROM conversation.get_thread($1, $2)", account_id, thread_id
+        )
+        if not rows:
+            raise ThreadNotFoundError(thread_id)
+        return statements.thread_of(rows[0])
+
+    async def list_threads(
+        self, account_id: str, behind: tuple[datetime, str] | None, limit: int
+    ) -> list[Thread]:
+        """Threads behind a place (update time and id), the most recently used first."""
+        time, thread_id = behind or (None, None)
+        rows = await self._read(
+            "SELECT * FROM conversation.list_threads($1, $2, $3, $4)",
+            *(account_id, time, thread_id, limit),
+        )
+        return [statements.thread_of(row) for row in rows]
+
+    async def list_messages(
+        self, account_id: str, thread_id: str, behind: int, limit: int
+    ) -> list[tuple[int, Message]]:
+        """Messages behind a position, oldest first, with their positions.
+
+        At most `limit` messages and ANSWER_BYTE_COUNT_MAX bytes of content, but at least one
+        message where there is any; empty also for a thread that is not there.
+        """
+        rows = await self._read(
+            "SELECT * FROM conversation.list_messages($1, $2, $3, $4, $5)",
+            *(account_id, thread_id, behind, limit, ANSWER_BYTE_COUNT_MAX),
+        )
+        return [(row["position"], statements.message_of(row)) for row in rows]
+
+    async def read_tail(self, account_id: str, thread: Thread, message_count_max: int) -> Tail:
+        """System messages and newest others of a thread as it stood when `thread` was read."""
+        rows = await self._read(
+            "SELECT * FROM conversation.read_tail($1, $2, $3, $4, $5)",
+            *(account_id, thread.id, thread.message_count, message_count_max),
+            ANSWER_BYTE_COUNT_MAX,
+        )
+        return Tail(thread, tuple(statements.message_of(row) for row in rows))
+
+    async def create_thread(self, account_id: str, thread: Thread, request: Request) -> Thread:
+        """Makes an empty thread; a repeated request gets the thread of the first.
+
+        Raises:
+            RequestReusedError: the request id was used for something else.
+        """
+        async with self._transaction(account_id) as connection:
+            done = await statements.claim(connection, account_id, request, thread.create_time)
+            if done:
+                return done[0]
+            await statements.insert_thread(connection, account_id, thread)
+            await statements.settle(connection, account_id, request, thread)
+            return thread
+
+    async def append_messages(
+        self,
+        account_id: str,
+        thread_id: str,
+        new: Sequence[NewMessage],
+        *,
+        model: str,
+        request: Request,
+        now: datetime,
+        create_if_missing: bool,
+    ) -> tuple[Thread, list[Message]]:
+        """Adds the messages of a turn, all or none; the request id becomes their turn id.
+
+        Raises:
+            ThreadNotFoundError: no such thread, and it is not to be made, or it was deleted.
+            RequestReusedError: the request id was used for something else.
+        """
+        async with self._transaction(account_id) as connection:
+            done = await statements.claim(connection, account_id, request, now)
+            if done:
+                thread, first = done
+                return thread, await statements.messages_from(
+                    connection, account_id, thread, first, len(new)
+                )
+            if create_if_missing:
+                empty = Thread(thread_id, "", model, create_time=now, update_time=now)
+                await statements.insert_thread(connection, account_id, empty)
+            before = await statements.lock_thread(connection, account_id, thread_id)
+            ids = (f"msg_{ULID.from_datetime(now)}" for _ in new)
+            thread, messages = appended(before, new, ids, turn_id=request.id, model=model, now=now)
+            await statements.insert_messages(connection, account_id, before, messages)
+            await statements.update_thread(connection, account_id, thread)
+            await statements.settle(
+                connection, account_id, request, thread, before.message_count + 1
+            )
+            return thread, messages
+
+    async def change_thread(
+        self,
+        account_id: str,
+        thread_id: str,
+        change: Callable[[Thread], Thread],
+        request: Request,
+        now: datetime,
+        *,
+        delete: bool = False,
+    ) -> Thread:
+        """Changes, or deletes, a thread; a repeated request gets the answer of the first.
+
+        Raises:
+            ThreadNotFoundError: the account has no such thread.
+            RequestReusedError: the request id was used for something else.
+        """
+        async with self._transaction(account_id) as connection:
+            done = await statements.claim(connection, account_id, request, now)
+            if done:
+                return done[0]
+            thread = change(await statements.lock_thread(connection, account_id, thread_id))
+            await statements.update_thread(connection, account_id, thread, now if delete else None)
+            await statements.settle(connection, account_id, request, thread)
+            return thread
+
+    async def purge(self, before: datetime, limit: int) -> tuple[int, int]:
+        """Removes what was deleted, and the requests that were made, before a time.
+
+        Args:
+            before: threads deleted earlier go with their messages; requests made earlier too.
+            limit: most rows of each kind.
+
+        Returns:
+            Threads and requests that went.
+        """
+        rows = await self._read(
+            "SELECT conversation.purge_threads($1, $2) AS threads,"
+            " conversation.purge_requests($1, $2) AS requests",
+            *(before, limit),
+            timeout=PURGE_TIMEOUT_S,
+        )
+        return rows[0]["threads"], rows[0]["requests"]
+
+    async def _read(
+        self, query: str, *arguments: Any, timeout: float = READ_TIMEOUT_S
+    ) -> list[asyncpg.Record]:
+        with _as_unavailable():
+            return await self._pool.fetch(query, *arguments, timeout=timeout)
+
+    @contextlib.asynccontextmanager
+    async def _transaction(self, account_id: str) -> AsyncIterator[Connection]:
+        with _as_unavailable():
+            async with self._pool.acquire() as connection, connection.transaction():
+                await connection.execute(
+                    "SELECT set_config('chatmesh.account_id', $1, true)", account_id
+                )
+                yield connection
+
+
+@contextlib.contextmanager
+def _as_unavailable() -> Iterator[None]:
+    try:
+        yield
+    except _UNAVAILABLE as error:
+        log.warning("store_unavailable", error=type(error).__name__)
+        raise StoreUnavailableError from error
+
+
+async def _keep(_: Any) -> None:
+    # The pool would spend a round trip on resetting the session: nothing here changes it.
+    pass

@@ -1,0 +1,31 @@
+"""What the environment says, checked at start."""
+
+from pathlib import Path
+
+from pydantic import Field
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+DEFAULT_MODEL = Path(__file__).resolve().parent.parent / "inference_svc/models/chatmesh-tiny"
+
+
+class Settings(BaseSettings):
+    """Settings of the tokenizer."""
+
+    model_config = SettingsConfigDict(frozen=True)
+
+    # A folder in the layout of the Hugging Face hub, or a hub id.
+    model: str = Field(default=str(DEFAULT_MODEL), min_length=1, validation_alias="MODEL")
+    # The name callers use; empty: the folder's name, or the hub id.
+    model_id: str = Field(default="", validation_alias="MODEL_ID")
+    # Memory for encoded messages.
+    cache_byte_count_max: int = Field(
+        default=64 << 20, ge=0, validation_alias="TOKENIZER_CACHE_BYTE_COUNT_MAX"
+    )
+
+    @property
+    def served_model_id(self) -> str:
+        """The model id of the contract."""
+        if self.model_id:
+            return self.model_id
+        folder = Path(self.model)
+        return folder.resolve().name if folder.is_dir() else self.model
