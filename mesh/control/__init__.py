@@ -1,0 +1,1 @@
+"""The control plane: certificate authority, registry, xDS. See README.md."""

@@ -1,0 +1,1 @@
+"""Envoy before strangers: its resources, its bootstrap, its agent."""
