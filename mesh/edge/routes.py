@@ -1,0 +1,143 @@
+"""The RouteConfiguration: one route for each public method, 404 for all else.
+
+Routes are in RDS and not in the listener, because a change of the listener ends long streams and
+a change of routes does not.
+"""
+
+from mesh.edge.contract import REFLECTION, HttpBinding, http_bindings, native_methods
+from mesh.edge.inputs import EdgeInputs
+from mesh.edge.xds import RETRY_MANNER, Resource, seconds, typed
+
+ROUTE_CONFIG_NAME = "edge"
+# Failures in which the gateway has certainly not begun: no connection, stream refused, or reset
+# before the request was sent. Repeating such an attempt cannot bill a turn twice. "unavailable"
+# and "reset" are not among them: the turn may have run.
+RETRY_ON_NOT_BEGUN = "connect-failure,refused-stream,reset-before-request"
+RETRY_ON_REPEATABLE = f"{RETRY_ON_NOT_BEGUN},reset,unavailable,cancelled"
+RETRY_COUNT_MAX = 2
+CORS_MAX_AGE_S = 7200
+HEALTH_BODY = '{"status":"ok"}'
+# Also what a browser page may read of an answer.
+EXPOSED_HEADERS = (
+    "x-request-id,retry-after,x-ratelimit-limit-requests,x-ratelimit-remaining-requests,"
+    "x-ratelimit-reset-requests,www-authenticate,grpc-status,grpc-message,grpc-status-details-bin"
+)
+FILTERS_OF_THE_GATEWAY = ("envoy.filters.http.ext_authz", "envoy.filters.http.grpc_json_transcoder")
+
+
+def route_configuration(inputs: EdgeInputs) -> Resource:
+    """The RouteConfiguration "edge"."""
+    bindings = http_bindings()
+    routes = [
+        *(_http_route(each, inputs) for each in bindings),
+        *(_native_route(rpc, inputs) for rpc in (*native_methods(), *REFLECTION)),
+        _preflight_route(inputs),
+        _answer({"path": "/healthz"}, 200, HEALTH_BODY),
+        *_wrong_verb_routes(bindings),
+        _answer({"prefix": "/"}, 404, "Unknown URL"),
+    ]
+    host = {
+        "name": "edge",
+        "domains": ["*"],
+        "routes": routes,
+        "typed_per_filter_config": {"envoy.filters.http.cors": _cors(inputs)},
+    }
+    return {"name": ROUTE_CONFIG_NAME, "virtual_hosts": [host]}
+
+
+def _http_route(binding: HttpBinding, inputs: EdgeInputs) -> Resource:
+    verb = {"name": ":method", "string_match": {"exact": binding.verb}}
+    return {
+        "match": {**_path(binding), "headers": [verb]},
+        "route": _to_gateway(binding.rpc, inputs),
+    }
+
+
+def _preflight_route(inputs: EdgeInputs) -> Resource:
+    """A place for the CORS filter to answer from: it passes over routes without a cluster.
+
+    Nothing gets further: a preflight of any origin ends in that filter.
+    """
+    present = ("origin", "access-control-request-method")
+    headers = [
+        {"name": ":method", "string_match": {"exact": "OPTIONS"}},
+        *({"name": name, "present_match": True} for name in present),
+    ]
+    return {
+        "match": {"prefix": "/", "headers": headers},
+        "route": {"cluster": inputs.gateway_cluster},
+    }
+
+
+def _native_route(rpc: str, inputs: EdgeInputs) -> Resource:
+    return {"match": {"path": f"/{rpc}"}, "route": _to_gateway(rpc, inputs)}
+
+
+def _path(binding: HttpBinding) -> Resource:
+    return {"prefix" if binding.is_prefix else "path": binding.path}
+
+
+def _to_gateway(rpc: str, inputs: EdgeInputs) -> Resource:
+    repeatable = rpc in inputs.repeatable_methods
+    return {
+        "cluster": inputs.gateway_cluster,
+        # Envoy's default of 15 s would cut every long answer; the gateway owns the deadline.
+        "timeout": "0s",
+        "idle_timeout": seconds(inputs.limits.stream_silence_s_max),
+        "retry_policy": {
+            "retry_on": RETRY_ON_REPEATABLE if repeatable else RETRY_ON_NOT_BEGUN,
+            "num_retries": RETRY_COUNT_MAX,
+            **RETRY_MANNER,
+        },
+    }
+
+
+def _wrong_verb_routes(bindings: list[HttpBinding]) -> list[Resource]:
+    """405 for paths that exist with other verbs; after the routes that match."""
+    verbs: dict[tuple[str, bool], list[str]] = {}
+    for each in bindings:
+        verbs.setdefault((each.path, each.is_prefix), []).append(each.verb)
+    return [
+        {
+            **_answer({"prefix" if is_prefix else "path": path}, 405, "Method not allowed"),
+            "response_headers_to_add": [_header("allow", ", ".join(sorted(allowed)))],
+        }
+        for (path, is_prefix), allowed in verbs.items()
+    ]
+
+
+def _answer(match: Resource, status: int, body: str) -> Resource:
+    """A route that the edge answers itself: nobody is asked for a key, nothing is transcoded."""
+    disabled = typed("envoy.config.route.v3.FilterConfig", disabled=True)
+    return {
+        "match": match,
+        "direct_response": {"status": status, "body": {"inline_string": body}},
+        "typed_per_filter_config": dict.fromkeys(FILTERS_OF_THE_GATEWAY, disabled),
+    }
+
+
+def _header(name: str, value: str) -> Resource:
+    return {
+        "header": {"key": name, "value": value},
+        "append_action": "OVERWRITE_IF_EXISTS_OR_ADD",
+    }
+
+
+def _cors(inputs: EdgeInputs) -> Resource:
+    origins = [
+        {"safe_regex": {"regex": ".*"}} if origin == "*" else {"exact": origin}
+        for origin in inputs.cors_origins
+    ]
+    return typed(
+        "envoy.extensions.filters.http.cors.v3.CorsPolicy",
+        allow_origin_string_match=origins,
+        allow_methods="GET, POST, PATCH, DELETE",
+        # "*" does not cover authorization (Fetch standard); SDKs add headers of their own.
+        allow_headers="authorization, *",
+        expose_headers=EXPOSED_HEADERS,
+        max_age=str(CORS_MAX_AGE_S),
+        # Keys travel in a header, never in a cookie.
+        allow_credentials=False,
+        # A foreign page's preflight ends here instead of asking the gateway for a key.
+        forward_not_matching_preflights=False,
+    )
