@@ -34,7 +34,9 @@ class _ReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Reason.ValueTy
     REASON_BAD_REQUEST: _Reason.ValueType  # 1
     """A field is out of its range; metadata "field" names it."""
     REASON_PROMPT_TOO_LONG: _Reason.ValueType  # 2
-    """prompt + emitted + max_tokens pass the model's context; metadata "limit" and "count"."""
+    """prompt + max_tokens (which counts what was emitted before) pass the context; metadata "limit"
+    and "count".
+    """
     REASON_MODEL_NOT_FOUND: _Reason.ValueType  # 3
     """This node does not serve the model; metadata "model"."""
     REASON_QUEUE_FULL: _Reason.ValueType  # 4
@@ -54,7 +56,9 @@ REASON_UNSPECIFIED: Reason.ValueType  # 0
 REASON_BAD_REQUEST: Reason.ValueType  # 1
 """A field is out of its range; metadata "field" names it."""
 REASON_PROMPT_TOO_LONG: Reason.ValueType  # 2
-"""prompt + emitted + max_tokens pass the model's context; metadata "limit" and "count"."""
+"""prompt + max_tokens (which counts what was emitted before) pass the context; metadata "limit"
+and "count".
+"""
 REASON_MODEL_NOT_FOUND: Reason.ValueType  # 3
 """This node does not serve the model; metadata "model"."""
 REASON_QUEUE_FULL: Reason.ValueType  # 4
