@@ -1,0 +1,60 @@
+"""Starts the meter: settings, stores, services, consumer and jobs, serve."""
+
+import asyncio
+import sys
+
+from billing_svc.account_service import AccountAdminService, KeyService
+from billing_svc.account_store import AccountStore
+from billing_svc.consumer import UsageConsumer, connect
+from billing_svc.jobs import Jobs
+from billing_svc.ledger_store import LedgerStore
+from billing_svc.price_file import PriceFile
+from billing_svc.prices import PriceListError
+from billing_svc.quota_store import QuotaStore
+from billing_svc.service import QuotaService, UsageService
+from billing_svc.settings import Settings
+from billing_svc.store import Store
+from chatmesh.billing.v1 import billing_pb2_grpc as rpc
+from mesh.chassis import Node, run
+
+
+async def start(node: Node) -> None:
+    """Serves until the process is asked to end."""
+    settings = Settings()  # type: ignore[call-arg]  # the environment fills it
+    prices = PriceFile(settings.prices)
+    store = await Store.open(settings.database_url, settings.connection_count_max)
+    redis = connect(settings.redis_url)
+    accounts = AccountStore(store, settings.budgets)
+    quota, ledger = QuotaStore(store), LedgerStore(store)
+    consumer = UsageConsumer(redis, ledger, node.instance)
+    jobs = Jobs(quota, ledger, consumer, settings)
+    serving = asyncio.ensure_future(
+        node.serve(
+            [
+                (rpc.add_KeyServiceServicer_to_server, KeyService(accounts)),
+                (rpc.add_AccountAdminServiceServicer_to_server, AccountAdminService(accounts)),
+                (rpc.add_QuotaServiceServicer_to_server, QuotaService(quota, prices)),
+                (rpc.add_UsageServiceServicer_to_server, UsageService(ledger, prices)),
+            ]
+        )
+    )
+    background = [asyncio.ensure_future(work) for work in (consumer.run(), jobs.run())]
+    background.append(asyncio.ensure_future(prices.watch()))
+    try:
+        # The background never ends by itself: if it does, the process must fall, to be restarted.
+        done, _ = await asyncio.wait([serving, *background], return_when=asyncio.FIRST_COMPLETED)
+        for task in done:
+            task.result()
+    finally:
+        for task in background:
+            task.cancel()
+        await asyncio.gather(*background, return_exceptions=True)
+        await redis.aclose()
+        await store.close()
+
+
+if __name__ == "__main__":
+    try:
+        run(start)
+    except PriceListError as error:
+        sys.exit(f"billing: {error}")

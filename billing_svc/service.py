@@ -1,0 +1,241 @@
+"""QuotaService and UsageService: the contract over holds and ledger."""
+
+import datetime as dt
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+import grpc
+from prometheus_client import Counter
+
+from billing_svc import checks, pages, quota, usage_events
+from billing_svc.ledger_store import LedgerRow, LedgerStore
+from billing_svc.price_file import PriceFile
+from billing_svc.quota_store import ExhaustedError, Held, QuotaStore
+from billing_svc.turn import Counts
+from billing_svc.usage_events import BadEventError
+from chatmesh.billing.v1 import billing_pb2 as pb
+from chatmesh.billing.v1 import billing_pb2_grpc
+from mesh.chassis.errors import MeshError
+
+Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
+Clock = Callable[[], dt.datetime]
+
+EVENT_COUNT_MAX = 1000
+LEDGER_PAGE_SIZE_DEFAULT, LEDGER_PAGE_SIZE_MAX = 100, 1000
+INT64_MAX = 2**63 - 1
+NANOUSD_PER_USD = 1e9
+
+_holds = Counter("chatmesh_billing_holds_total", "Holds asked for", ["outcome"])
+
+
+def utc_now() -> dt.datetime:
+    """The clock of the running service."""
+    return dt.datetime.now(dt.UTC)
+
+
+class QuotaService(billing_pb2_grpc.QuotaServiceServicer):
+    """Reserves money before a turn and settles after it."""
+
+    def __init__(self, store: QuotaStore, prices: PriceFile, clock: Clock = utc_now) -> None:
+        self._store, self._prices, self._clock = store, prices, clock
+
+    async def Hold(self, request: pb.HoldRequest, context: Context) -> pb.HoldResponse:  # noqa: N802
+        """See the contract."""
+        turn_id = checks.turn_id(request.turn_id)
+        model = checks.text("model", request.model, checks.ID_LENGTH_MAX, required=True)
+        account_id = checks.text("account_id", request.account_id, checks.ID_LENGTH_MAX)
+        lifetime = checks.LIFETIME_DEFAULT
+        if request.HasField("lifetime"):
+            lifetime = checks.lifetime(request.lifetime)
+        price = self._prices.current.price_of(model)
+        if price is None:
+            raise checks.not_found(
+                "PRICE_NOT_FOUND",
+                f"The price list does not name the model {model!r}; add it to the list.",
+                model=model,
+            )
+        amount = quota.worst_case_nanousd(
+            price, request.prompt_token_count, request.output_token_count_max
+        )
+        held = await self._store.hold(
+            turn_id=turn_id,
+            account_id=account_id,
+            model=model,
+            price=price,
+            amount_nanousd=amount,
+            now=self._clock(),
+            lifetime=lifetime,
+        )
+        _holds.labels(held.outcome).inc()
+        _check_held(held, account_id, amount)
+        return pb.HoldResponse(
+            held_nanousd=held.held_nanousd,
+            available_nanousd=held.available_nanousd,
+            expire_time=checks.stamp(held.expire_time),
+        )
+
+    async def Extend(self, request: pb.ExtendRequest, context: Context) -> pb.ExtendResponse:  # noqa: N802
+        """See the contract."""
+        turn_id, lifetime = checks.turn_id(request.turn_id), checks.lifetime(request.lifetime)
+        more = request.additional_output_token_count
+        try:
+            turn = await self._store.extend(turn_id, more, self._clock(), lifetime)
+        except ExhaustedError as error:
+            raise _exhausted(error.available_nanousd, error.required_nanousd) from None
+        if turn is None:
+            raise _hold_not_found(turn_id)
+        return pb.ExtendResponse(
+            held_nanousd=turn.reserved_nanousd, expire_time=checks.stamp(turn.expire_time)
+        )
+
+    async def Settle(self, request: pb.SettleRequest, context: Context) -> pb.SettleResponse:  # noqa: N802
+        """See the contract."""
+        turn_id = checks.turn_id(request.turn_id)
+        if request.cached_token_count > request.prompt_token_count:
+            raise checks.bad_request("cached_token_count", "must not be above the prompt's.")
+        if request.withheld_token_count > request.output_token_count:
+            raise checks.bad_request("withheld_token_count", "must not be above the output's.")
+        counts = Counts(
+            request.prompt_token_count,
+            request.cached_token_count,
+            request.output_token_count,
+            request.withheld_token_count,
+        )
+        turn = await self._store.settle(turn_id, counts, self._clock())
+        if turn is None:
+            raise _hold_not_found(turn_id)
+        return pb.SettleResponse(cost_nanousd=turn.amount_nanousd)
+
+    async def Release(self, request: pb.ReleaseRequest, context: Context) -> pb.ReleaseResponse:  # noqa: N802
+        """See the contract."""
+        turn_id = checks.turn_id(request.turn_id)
+        if await self._store.release(turn_id, self._clock()) is None:
+            raise _hold_not_found(turn_id)
+        return pb.ReleaseResponse()
+
+
+class UsageService(billing_pb2_grpc.UsageServiceServicer):
+    """Records and reports usage."""
+
+    def __init__(self, store: LedgerStore, prices: PriceFile, clock: Clock = utc_now) -> None:
+        self._store, self._prices, self._clock = store, prices, clock
+
+    async def AppendUsage(  # noqa: N802
+        self, request: pb.AppendUsageRequest, context: Context
+    ) -> pb.AppendUsageResponse:
+        """See the contract."""
+        if not 0 < len(request.events) <= EVENT_COUNT_MAX:
+            raise checks.bad_request("events", f"must be 1 to {EVENT_COUNT_MAX}.")
+        reports = []
+        for index, event in enumerate(request.events):
+            try:
+                reports.append(usage_events.report_of(event))
+            except BadEventError as error:
+                raise checks.bad_request(f"events[{index}].{error.field}", error.message) from None
+        appended = await self._store.append(reports, self._clock())
+        return pb.AppendUsageResponse(new_token_count=appended.new_token_count)
+
+    async def GetUsage(self, request: pb.GetUsageRequest, context: Context) -> pb.GetUsageResponse:  # noqa: N802
+        """See the contract."""
+        month = checks.period(request.period, self._clock())
+        account_id = checks.text("account_id", request.account_id, checks.ID_LENGTH_MAX)
+        balance = await self._store.balance(account_id)
+        if balance is None:
+            raise checks.account_not_found(account_id)
+        totals = await self._store.totals(account_id, month)
+        return pb.GetUsageResponse(
+            period=f"{month:%Y-%m}",
+            input_token_count=sum(total.input_token_count for total in totals),
+            cached_input_token_count=sum(total.cached_input_token_count for total in totals),
+            output_token_count=sum(total.output_token_count for total in totals),
+            cost_nanousd=sum(total.cost_nanousd for total in totals),
+            budget_nanousd=balance.monthly_budget_nanousd,
+            held_nanousd=balance.reserved_nanousd,
+            turn_count=sum(total.turn_count for total in totals),
+            models=[
+                pb.ModelUsage(
+                    model=total.model,
+                    input_token_count=total.input_token_count,
+                    cached_input_token_count=total.cached_input_token_count,
+                    output_token_count=total.output_token_count,
+                    cost_nanousd=total.cost_nanousd,
+                )
+                for total in totals
+            ],
+        )
+
+    async def ListLedger(  # noqa: N802
+        self, request: pb.ListLedgerRequest, context: Context
+    ) -> pb.ListLedgerResponse:
+        """See the contract."""
+        size = pages.page_size(request.page_size, LEDGER_PAGE_SIZE_DEFAULT, LEDGER_PAGE_SIZE_MAX)
+        account_id = checks.text("account_id", request.account_id, checks.ID_LENGTH_MAX)
+        turn_id = checks.turn_id(request.turn_id) if request.turn_id else ""
+        name = f"ledger/{account_id}/{turn_id}"
+        last = pages.number_after(name, request.page_token, INT64_MAX)
+        rows = await self._store.entries(account_id, turn_id, last, size + 1)
+        page, more = pages.cut(rows, size)
+        token = pages.page_token(name, str(page[-1].entry_id)) if more else ""
+        return pb.ListLedgerResponse(entries=map(_entry, page), next_page_token=token)
+
+    async def GetPrices(  # noqa: N802
+        self, request: pb.GetPricesRequest, context: Context
+    ) -> pb.GetPricesResponse:
+        """See the contract."""
+        current = self._prices.current
+        return pb.GetPricesResponse(
+            price_version=current.version,
+            prices=[
+                pb.Price(
+                    model=model,
+                    input_nanousd=price.input_nanousd,
+                    cached_input_nanousd=price.cached_input_nanousd,
+                    output_nanousd=price.output_nanousd,
+                )
+                for model, price in sorted(current.models.items())
+            ],
+        )
+
+
+def _check_held(held: Held, account_id: str, required_nanousd: int) -> None:
+    if held.outcome == "no_account":
+        raise checks.account_not_found(account_id)
+    if held.outcome == "other_account":
+        raise checks.bad_request("turn_id", "is another account's turn: use a new one.")
+    if held.outcome == "exhausted":
+        raise _exhausted(held.available_nanousd, required_nanousd)
+
+
+def _exhausted(available_nanousd: int, required_nanousd: int) -> MeshError:
+    available = max(0, available_nanousd)
+    return MeshError(
+        grpc.StatusCode.RESOURCE_EXHAUSTED,
+        "BUDGET_EXHAUSTED",
+        f"This request may cost up to ${required_nanousd / NANOUSD_PER_USD:.6f}, and "
+        f"${available / NANOUSD_PER_USD:.6f} of the month's budget is free: ask for fewer tokens, "
+        "wait for requests that run, or have the budget raised.",
+        metadata={"available_nanousd": str(available), "required_nanousd": str(required_nanousd)},
+    )
+
+
+def _hold_not_found(turn_id: str) -> MeshError:
+    return checks.not_found(
+        "HOLD_NOT_FOUND", f"No hold has the turn id {turn_id}: call Hold first, then repeat this."
+    )
+
+
+def _entry(row: LedgerRow) -> pb.LedgerEntry:
+    entry = row.entry
+    return pb.LedgerEntry(
+        id=row.entry_id,
+        turn_id=entry.turn_id,
+        choice_index=entry.choice_index,
+        kind=pb.UsageKind.ValueType(entry.kind),
+        first_position=entry.first,
+        end_position=entry.end,
+        model=entry.model,
+        cost_nanousd=entry.cost_nanousd,
+        price_version=entry.price_version,
+        create_time=checks.stamp(row.create_time),
+        source=entry.source,
+    )

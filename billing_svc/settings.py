@@ -1,0 +1,42 @@
+"""What the environment says, checked at start."""
+
+from pathlib import Path
+
+from pydantic import Field
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+
+class Settings(BaseSettings):
+    """Settings of the meter; each BILLING_… unless it names another."""
+
+    model_config = SettingsConfigDict(frozen=True, env_prefix="BILLING_", populate_by_name=True)
+
+    # The role chatmesh_billing; the tables are there before (mesh.schema).
+    database_url: str = Field(min_length=1, validation_alias="DATABASE_URL")
+    redis_url: str = Field(min_length=1, validation_alias="REDIS_URL")
+    prices: Path = Path(__file__).with_name("prices.yaml")
+    connection_count_max: int = Field(default=16, ge=2, le=100)
+
+    # What a new account may spend in a month, nano-USD; -1: no limit.
+    budget_free_nanousd: int = Field(default=1_000_000_000, ge=-1)
+    budget_pro_nanousd: int = Field(default=20_000_000_000, ge=-1)
+    budget_enterprise_nanousd: int = Field(default=1_000_000_000_000, ge=-1)
+    budget_admin_nanousd: int = Field(default=-1, ge=-1)
+
+    # A settled turn whose nodes did not report in this time is charged by the gateway's count.
+    reconcile_delay_s: float = Field(default=30.0, gt=0)
+    # An event waits so long for the hold of its turn, then it goes to the dead letters.
+    pending_age_max_s: float = Field(default=600.0, gt=0)
+    # A closed turn is forgotten after this; its ledger entries stay.
+    turn_retention_days: int = Field(default=90, ge=1)
+    job_interval_s: float = Field(default=1.0, gt=0)
+
+    @property
+    def budgets(self) -> dict[int, int]:
+        """Default monthly budget by number of billing.v1.Tier."""
+        return {
+            1: self.budget_free_nanousd,
+            2: self.budget_pro_nanousd,
+            3: self.budget_enterprise_nanousd,
+            4: self.budget_admin_nanousd,
+        }

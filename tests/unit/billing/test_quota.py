@@ -1,0 +1,82 @@
+"""Holds as values."""
+
+import datetime as dt
+from dataclasses import replace
+
+from billing_svc import quota
+from billing_svc.prices import Price
+from billing_svc.turn import Counts, State, Turn
+
+NOW = dt.datetime(2026, 11, 21, 12, tzinfo=dt.UTC)
+PRICE = Price(input_nanousd=20, cached_input_nanousd=5, output_nanousd=60, version="1")
+
+
+def turn(**changes: object) -> Turn:
+    made = Turn(
+        turn_id="t",
+        account_id="a",
+        model="m",
+        price=PRICE,
+        amount_nanousd=quota.worst_case_nanousd(PRICE, 10, 100),
+        expire_time=NOW + dt.timedelta(seconds=120),
+    )
+    return replace(made, **changes)  # type: ignore[arg-type]
+
+
+def test_the_worst_case_is_no_cache_and_every_token() -> None:
+    assert quota.worst_case_nanousd(PRICE, 10, 100) == 10 * 20 + 100 * 60
+
+
+def test_cost_by_the_gateways_count() -> None:
+    counts = Counts(prompt=10, cached=4, output=7, withheld=3)
+    assert quota.cost_nanousd(PRICE, counts) == 6 * 20 + 4 * 5 + 7 * 60
+
+
+def test_what_is_reserved_shrinks_as_the_ledger_grows() -> None:
+    assert turn().reserved_nanousd == 6200
+    assert turn(ledger_nanousd=200).reserved_nanousd == 6000
+    assert turn(ledger_nanousd=9999).reserved_nanousd == 0
+    for state in (State.CLOSED, State.RELEASED, State.EXPIRED):
+        assert turn(state=state).reserved_nanousd == 0
+
+
+def test_settled_keeps_the_cost_reserved_until_the_ledger_has_it() -> None:
+    after = quota.settled(turn(), Counts(10, 0, 5), NOW)
+    assert (after.state, after.reserved_nanousd) == (State.SETTLED, 500)
+    assert quota.settled(after, Counts(10, 0, 99), NOW) == after
+
+
+def test_settled_closes_at_once_when_the_ledger_has_it_all() -> None:
+    done = turn(covered_input=((0, 10),), covered_output=(((0, 3),), ((0, 2),)), ledger_nanousd=500)
+    assert quota.settled(done, Counts(10, 0, 5), NOW).state is State.CLOSED
+    assert quota.settled(done, Counts(11, 0, 5), NOW).state is State.SETTLED
+    assert quota.settled(done, Counts(10, 0, 6), NOW).state is State.SETTLED
+
+
+def test_settle_works_after_expiry_and_after_release() -> None:
+    for state in (State.EXPIRED, State.RELEASED):
+        after = quota.settled(turn(state=state), Counts(10, 0, 5), NOW)
+        assert (after.state, after.reserved_nanousd) == (State.SETTLED, 500)
+
+
+def test_release_does_not_undo_a_settlement() -> None:
+    settled = quota.settled(turn(), Counts(10, 0, 5), NOW)
+    assert quota.released(settled) == settled
+    assert quota.released(turn()).reserved_nanousd == 0
+
+
+def test_a_hold_expires_at_its_time_and_only_while_open() -> None:
+    end = turn().expire_time
+    assert quota.expired(turn(), end - dt.timedelta(microseconds=1)) == turn()
+    assert quota.expired(turn(), end).state is State.EXPIRED
+    settled = quota.settled(turn(), Counts(10, 0, 5), NOW)
+    assert quota.expired(settled, end) == settled
+
+
+def test_extend_opens_again_and_never_shortens() -> None:
+    later = NOW + dt.timedelta(hours=1)
+    after = quota.extended(turn(state=State.EXPIRED), 10, later)
+    assert (after.state, after.amount_nanousd, after.expire_time) == (State.OPEN, 6800, later)
+    assert quota.extended(turn(), 0, NOW).expire_time == turn().expire_time
+    settled = quota.settled(turn(), Counts(10, 0, 5), NOW)
+    assert quota.extended(settled, 10, later) == settled
