@@ -56,13 +56,16 @@ def expired(turn: Turn, now: dt.datetime) -> Turn:
     return turn
 
 
-def extended(turn: Turn, additional_output_count: int, expire_time: dt.datetime) -> Turn:
+def extended(
+    turn: Turn, prompt_count: int, output_count_max: int, expire_time: dt.datetime
+) -> Turn:
     """The turn after Extend; a hold that had expired is open again, an ended turn stays as it is.
 
     The caller reserves the difference of `reserved_nanousd`, or refuses.
     """
     if turn.state not in (State.OPEN, State.EXPIRED):
         return turn
-    amount = turn.amount_nanousd + turn.price.output_nanousd * additional_output_count
+    wanted = worst_case_nanousd(turn.price, prompt_count, output_count_max)
+    amount = max(turn.amount_nanousd, wanted)
     latest = max(expire_time, turn.expire_time)
     return replace(turn, state=State.OPEN, amount_nanousd=amount, expire_time=latest)

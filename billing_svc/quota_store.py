@@ -73,14 +73,19 @@ class QuotaStore:
         return Held(row["outcome"], row["held"] or 0, row["available"] or 0, row["expire_time"])
 
     async def extend(
-        self, turn_id: str, additional_output_count: int, now: dt.datetime, lifetime: dt.timedelta
+        self,
+        turn_id: str,
+        prompt_count: int,
+        output_count_max: int,
+        now: dt.datetime,
+        lifetime: dt.timedelta,
     ) -> Turn | None:
         """The turn with its new expiry; None: no such turn. Raises ExhaustedError."""
         async with self._store.transaction() as connection:
             before = await _locked(connection, turn_id)
             if before is None:
                 return None
-            after = quota.extended(before, additional_output_count, now + lifetime)
+            after = quota.extended(before, prompt_count, output_count_max, now + lifetime)
             more = after.reserved_nanousd - before.reserved_nanousd
             await _reserve(connection, before, more, now)
             await update_turns(connection, [after])

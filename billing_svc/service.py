@@ -77,9 +77,9 @@ class QuotaService(billing_pb2_grpc.QuotaServiceServicer):
     async def Extend(self, request: pb.ExtendRequest, context: Context) -> pb.ExtendResponse:  # noqa: N802
         """See the contract."""
         turn_id, lifetime = checks.turn_id(request.turn_id), checks.lifetime(request.lifetime)
-        more = request.additional_output_token_count
+        counts = request.prompt_token_count, request.output_token_count_max
         try:
-            turn = await self._store.extend(turn_id, more, self._clock(), lifetime)
+            turn = await self._store.extend(turn_id, *counts, self._clock(), lifetime)
         except ExhaustedError as error:
             raise _exhausted(error.available_nanousd, error.required_nanousd) from None
         if turn is None:

@@ -5,6 +5,7 @@ same number of messages: messages are only added), so a late, lost or foreign wr
 PostgreSQL and never a wrong answer. Redis away: every read is a miss.
 """
 
+import asyncio
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
@@ -52,7 +53,9 @@ class HotTail:
         """Connects with the first use, and again when it must."""
         client = redis.asyncio.Redis.from_url(
             url,
-            socket_timeout=REDIS_TIMEOUT_S,
+            # With a timeout of its own redis-py uses wait_for, which in Python 3.11 may swallow a
+            # cancellation; `_try` bounds each command instead.
+            socket_timeout=None,
             socket_connect_timeout=REDIS_TIMEOUT_S,
             retry=Retry(NoBackoff(), 0),
         )
@@ -103,7 +106,8 @@ class HotTail:
                 command.close()  # a coroutine that is not awaited
             return None
         try:
-            return await command
+            async with asyncio.timeout(REDIS_TIMEOUT_S):
+                return await command
         except (RedisError, OSError, TimeoutError) as error:
             self._paused_until = self._clock() + PAUSE_S
             log.warning("hot_tail_unavailable", error=type(error).__name__)

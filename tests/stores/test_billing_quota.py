@@ -168,14 +168,18 @@ async def test_extend_renews_and_raises(meter: Meter) -> None:
     account = await meter.account(WORST_CASE + 600)
     turn = await meter.hold(account)
     lifetime = duration_pb2.Duration(seconds=300)
-    answer = await meter.quota.Extend(
-        pb.ExtendRequest(turn_id=turn, lifetime=lifetime, additional_output_token_count=10)
-    )
-    assert answer.held_nanousd == WORST_CASE + 600
+    raised = {"prompt_token_count": 10, "output_token_count_max": 110}
+    for _ in range(2):  # repeatable: the second changes nothing
+        answer = await meter.quota.Extend(
+            pb.ExtendRequest(turn_id=turn, lifetime=lifetime, **raised)
+        )
+        assert answer.held_nanousd == WORST_CASE + 600
     assert answer.expire_time.ToDatetime(dt.UTC) == meter.now + dt.timedelta(seconds=300)
     error = await refused(
         meter.quota.Extend(
-            pb.ExtendRequest(turn_id=turn, lifetime=lifetime, additional_output_token_count=1)
+            pb.ExtendRequest(
+                turn_id=turn, lifetime=lifetime, prompt_token_count=10, output_token_count_max=111
+            )
         )
     )
     assert error.reason == "BUDGET_EXHAUSTED"
@@ -196,7 +200,8 @@ async def test_extend_makes_room_by_expiring_others(meter: Meter) -> None:
         pb.ExtendRequest(
             turn_id=turn,
             lifetime=duration_pb2.Duration(seconds=10),
-            additional_output_token_count=100,
+            prompt_token_count=10,
+            output_token_count_max=200,
         )
     )
     assert answer.held_nanousd == WORST_CASE + 6000

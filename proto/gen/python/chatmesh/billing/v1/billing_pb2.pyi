@@ -772,11 +772,16 @@ class ExtendRequest(_message.Message):
 
     TURN_ID_FIELD_NUMBER: _builtins.int
     LIFETIME_FIELD_NUMBER: _builtins.int
-    ADDITIONAL_OUTPUT_TOKEN_COUNT_FIELD_NUMBER: _builtins.int
+    PROMPT_TOKEN_COUNT_FIELD_NUMBER: _builtins.int
+    OUTPUT_TOKEN_COUNT_MAX_FIELD_NUMBER: _builtins.int
     turn_id: _builtins.str
     """The turn."""
-    additional_output_token_count: _builtins.int
-    """Tokens of answer to add to the reservation. 0: none."""
+    prompt_token_count: _builtins.int
+    """Tokens of the prompt, with output_token_count_max. 0: as held."""
+    output_token_count_max: _builtins.int
+    """Most tokens of all answers together, not only those to come. The hold is raised to their worst
+    case; it is never lowered. 0: as held.
+    """
     @_builtins.property
     def lifetime(self) -> _duration_pb2.Duration:
         """New lifetime from now. Range [1 s, 1 h]."""
@@ -786,11 +791,12 @@ class ExtendRequest(_message.Message):
         *,
         turn_id: _builtins.str = ...,
         lifetime: _duration_pb2.Duration | None = ...,
-        additional_output_token_count: _builtins.int = ...,
+        prompt_token_count: _builtins.int = ...,
+        output_token_count_max: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["lifetime", b"lifetime"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["additional_output_token_count", b"additional_output_token_count", "lifetime", b"lifetime", "turn_id", b"turn_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["lifetime", b"lifetime", "output_token_count_max", b"output_token_count_max", "prompt_token_count", b"prompt_token_count", "turn_id", b"turn_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
