@@ -1,0 +1,74 @@
+# The verbs of chatmesh. Everything lives in this folder: .venv, .chatmesh (state), build.
+.DEFAULT_GOAL := help
+.PHONY: help run up down test check format proto bench clean
+
+PYTHON ?= python3
+BIN := .venv/bin
+# xds-protos and others install much; pip's own progress bars tell how far it is.
+PIP := $(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt
+SOURCES := pyproject.toml constraints.txt
+SERVICES := gateway safety_svc tokenizer_svc inference_svc conversation_svc billing_svc
+LITELLM := litellm[proxy]==1.106.2
+
+help: ## this list
+	@grep -E '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
+
+# A stamp is renewed when the set of dependencies changes; a failed install leaves none.
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+	  || { echo "chatmesh needs Python 3.11 or later: make PYTHON=/path/of/python3.11 …" >&2; exit 1; }
+	@echo "chatmesh: making .venv"
+	$(PYTHON) -m venv .venv
+
+.venv/run.stamp: $(SOURCES) | $(BIN)/python
+	@echo "chatmesh: installing what it runs on (about a minute, once)"
+	$(PIP) -e .
+	@touch $@
+
+.venv/dev.stamp: .venv/run.stamp
+	@echo "chatmesh: installing what it is checked with (once)"
+	$(PIP) -e '.[dev]'
+	@touch $@
+
+run: .venv/run.stamp ## install, start everything, chat; Ctrl-C stops it
+	@exec $(BIN)/python -m mesh.up
+
+up: .venv/run.stamp ## the same, detached
+	@$(BIN)/python -m mesh.up --detach
+
+down: .venv/run.stamp ## stop what `make up` started
+	@$(BIN)/python -m mesh.ctl down
+
+test: .venv/dev.stamp ## every test
+	$(BIN)/python -m pytest tests --ignore=tests/bench
+
+check: .venv/dev.stamp ## format, lint, types, contracts, imports, house rules
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy $(SERVICES) mesh
+	$(BIN)/python proto/build.py --check
+	$(BIN)/lint-imports
+	$(BIN)/python -m pytest tests/house
+
+format: .venv/dev.stamp ## put the sources into the house's format
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+proto: .venv/dev.stamp ## compile the contracts into proto/gen/python
+	$(BIN)/python proto/build.py
+
+# The peer of the benchmark gets a venv of its own: its pins are not ours.
+.venv-bench/litellm.stamp: Makefile tests/bench/litellm-constraints.txt
+	@echo "chatmesh: installing the peer of the benchmark (once)"
+	$(PYTHON) -m venv .venv-bench
+	@echo '*' > .venv-bench/.gitignore
+	.venv-bench/bin/python -m pip install --disable-pip-version-check \
+	  -c tests/bench/litellm-constraints.txt '$(LITELLM)'
+	@touch $@
+
+bench: .venv/dev.stamp .venv-bench/litellm.stamp ## measure against the LiteLLM proxy (BENCH="--rounds 5" …)
+	$(BIN)/python -m tests.bench.litellm $(BENCH)
+
+clean: ## remove what was installed, built and cached; keeps .chatmesh (the data)
+	rm -rf .venv .venv-bench build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	find . -name __pycache__ -type d -not -path './.git/*' -prune -exec rm -rf {} +

@@ -1,0 +1,34 @@
+"""Starts the safety service: settings, policy, audit, serve."""
+
+import asyncio
+import contextlib
+
+from chatmesh.safety.v1.safety_pb2_grpc import add_SafetyServiceServicer_to_server
+from mesh.chassis import Node, run
+from safety_svc.audit import Audit
+from safety_svc.policy_source import PolicySource
+from safety_svc.service import SafetyService
+from safety_svc.settings import Settings
+from safety_svc.store import PostgresAuditStore
+
+
+async def start(node: Node) -> None:
+    """Serves until the node is told to stop and has drained."""
+    settings = Settings()  # type: ignore[call-arg]  # the environment fills it
+    policies = PolicySource(settings.policy_file)
+    policies.refresh()
+    follower = asyncio.create_task(policies.follow(settings.policy_poll_interval_s))
+    store = PostgresAuditStore(settings.database_url)
+    try:
+        async with Audit(store, settings.audit_timeout_ms / 1000) as audit:
+            service = SafetyService(policies, audit)
+            await node.serve([(add_SafetyServiceServicer_to_server, service)])
+    finally:
+        follower.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await follower
+        await store.close()
+
+
+if __name__ == "__main__":
+    run(start)

@@ -1,0 +1,128 @@
+"""Policies are checked whole, published whole, and kept when a new one is bad."""
+
+from pathlib import Path
+
+import pytest
+
+from mesh.chassis.errors import MeshError
+from safety_svc.detectors.base import Category, Finding
+from safety_svc.document import DocumentError
+from safety_svc.policy import Action, Direction, Unrecorded, read
+from safety_svc.policy_source import PolicySource
+from tests.unit.safety.scanning import default_policy, edited
+
+MINIMAL = """
+version: "1"
+message: no
+base:
+  window_token_count: 8
+  audit_failure: closed
+  prompt: {violence: {flag: 0.3, block: 0.8}}
+  reply: {}
+"""
+
+
+def finding(category: Category, score: float) -> Finding:
+    return Finding(1, 0, 1, category, "test", score)
+
+
+def test_thresholds_choose_the_action() -> None:
+    regime = read(MINIMAL, "p.yaml").regime("free")
+    actions = [
+        regime.action(Direction.PROMPT, finding(Category.VIOLENCE, score))
+        for score in (0.2, 0.3, 0.8)
+    ]
+    assert actions == [Action.ALLOW, Action.FLAG, Action.BLOCK]
+    assert regime.action(Direction.REPLY, finding(Category.VIOLENCE, 1)) is Action.ALLOW
+    assert regime.action(Direction.PROMPT, finding(Category.HATE, 1)) is Action.ALLOW
+
+
+def test_tiers_and_jurisdictions_override_single_lines() -> None:
+    text = MINIMAL + (
+        "tiers: {pro: {window_token_count: 4, prompt: {hate: redact}}}\n"
+        "jurisdictions: {DE: {audit_failure: open, prompt: {violence: allow}}}\n"
+    )
+    policy = read(text, "p.yaml")
+    pro, german = policy.regime("pro"), policy.regime("pro", "DE")
+    assert pro.window_token_count == german.window_token_count == 4
+    assert pro.action(Direction.PROMPT, finding(Category.HATE, 1)) is Action.REDACT
+    assert pro.halts(Direction.PROMPT, finding(Category.VIOLENCE, 1))
+    assert not german.halts(Direction.PROMPT, finding(Category.VIOLENCE, 1))
+    assert german.unrecorded is Unrecorded.OPEN
+    assert policy.regime("pro", "FR") is pro
+    assert policy.regime("free").window_token_count == 8
+
+
+def test_the_strongest_action_decides() -> None:
+    regime = default_policy().regime("free")
+    judgement = regime.judge(
+        Direction.PROMPT,
+        [finding(Category.PRIVACY, 1), finding(Category.MALWARE, 1), finding(Category.HATE, 1)],
+    )
+    assert (judgement.action, judgement.category) == (Action.BLOCK, Category.MALWARE)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "line", "problem"),
+    [
+        (
+            "window_token_count: 8",
+            "window_token_count: 0",
+            5,
+            "window_token_count is 0; write 1 to",
+        ),
+        ("window_token_count: 8", "window_token_count: x", 5, "must be a whole number"),
+        ("  window_token_count: 8\n", "", 5, "base lacks window_token_count"),
+        ("violence: {flag", "voilence: {flag", 7, "unknown key voilence under prompt"),
+        ("flag: 0.3", "flag: 0.9", 7, "flag needs a lower score than block"),
+        ("flag: 0.3", "flag: 1.3", 7, "flag is 1.3"),
+        ("flag: 0.3", "flagg: 0.3", 7, "unknown key flagg"),
+        ("{flag: 0.3, block: 0.8}", "stop", 7, "violence is stop; use one of"),
+        ("reply: {}", "reply: []", 8, "reply must be a mapping"),
+        ("closed", "sometimes", 6, "audit_failure is sometimes"),
+        ("message: no", "version: 2", 3, "version stands twice"),
+        ("reply: {}", "reply: {", 9, "mend the indentation"),
+    ],
+)
+def test_a_bad_policy_names_file_line_and_remedy(
+    old: str, new: str, line: int, problem: str
+) -> None:
+    assert old in MINIMAL
+    with pytest.raises(DocumentError) as caught:
+        read(MINIMAL.replace(old, new), "p.yaml")
+    assert str(caught.value).startswith(f"p.yaml:{line}: ")
+    assert problem in str(caught.value)
+    assert "; " in str(caught.value)
+
+
+def test_a_bad_country_and_an_empty_document_are_refused() -> None:
+    with pytest.raises(DocumentError, match="germany is no country"):
+        read(MINIMAL + "jurisdictions: {germany: {}}\n", "p.yaml")
+    with pytest.raises(DocumentError, match="empty"):
+        read("# nothing\n", "p.yaml")
+
+
+def test_a_changed_file_is_published_and_a_bad_one_refused(tmp_path: Path) -> None:
+    path = tmp_path / "policy.yaml"
+    source = PolicySource(path)
+    assert not source.refresh()
+    with pytest.raises(MeshError, match=r"policy\.yaml") as caught:
+        _ = source.current
+    assert caught.value.reason == "NO_POLICY"
+
+    path.write_text(edited(), encoding="utf-8")
+    assert source.refresh()
+    first = source.current
+    assert not source.refresh()
+
+    path.write_text("version: 1", encoding="utf-8")
+    assert not source.refresh()
+    assert source.current is first
+    path.unlink()
+    assert not source.refresh()
+    assert source.current is first
+
+    path.write_text(edited(window_token_count="16>5"), encoding="utf-8")
+    assert source.refresh()
+    assert source.current.policy.regime("free").window_token_count == 5
+    assert source.current.policy.digest != first.policy.digest
