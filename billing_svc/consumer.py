@@ -29,6 +29,9 @@ from mesh.chassis.errors import MeshError
 STREAM = "usage"
 DEAD_STREAM = "usage:dead"
 GROUP = "billing"
+# After a batch, so that the next one is worth its transaction: a turn's events alone cost 3 ms of
+# CPU here and in PostgreSQL, and the ledger may lag behind by 2 s.
+GATHER_S = 0.25
 BATCH_EVENT_COUNT_MAX = 500
 BLOCK_MS = 1000
 CONNECT_TIMEOUT_S = 2.0
@@ -102,7 +105,8 @@ class UsageConsumer:
         delays = iter(BACKOFF_S)
         while True:
             try:
-                await self.step()
+                if await self.step():
+                    await asyncio.sleep(GATHER_S)
                 delays = iter(BACKOFF_S)
             except (RedisError, MeshError, OSError, TimeoutError) as error:
                 store = "postgres" if isinstance(error, MeshError) else "redis"

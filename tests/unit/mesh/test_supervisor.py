@@ -1,0 +1,87 @@
+"""What dies is started again; what ends, ends all of it."""
+
+import asyncio
+import json
+import os
+import signal
+import sys
+import time
+
+import psutil
+import pytest
+
+from mesh.supervisor import Launch, Process, Supervisor, tied
+
+SLEEPER = [sys.executable, "-c", "import time; time.sleep(60)"]
+
+
+@pytest.fixture
+def supervisor(tmp_path):
+    return Supervisor(tmp_path, tmp_path / "processes.json")
+
+
+def process(name, command):
+    async def prepare():
+        return Launch(command, dict(os.environ))
+
+    return Process(name, name, prepare)
+
+
+async def until(condition, timeout_s=10):
+    end = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < end, "it did not happen"
+        await asyncio.sleep(0.01)
+
+
+async def test_a_killed_process_is_started_again(supervisor, tmp_path):
+    one = process("one", SLEEPER)
+    supervisor.start(one)
+    await until(lambda: one.pid)
+    first = one.pid
+    os.kill(first, signal.SIGKILL)
+    await until(lambda: one.pid not in (0, first))
+    assert supervisor.restarts("one") == 1
+    table = json.loads((tmp_path / "processes.json").read_text())
+    assert table == [{"name": "one", "service": "one", "pid": one.pid, "restarts": 1}]
+    await supervisor.stop(["one"], 5)
+    assert not psutil.pid_exists(one.pid) or one.pid == 0
+
+
+async def test_one_that_ignores_the_signal_is_killed(supervisor, tmp_path):
+    ready = tmp_path / "ready"
+    code = (
+        "import signal, time, pathlib; signal.signal(signal.SIGTERM, signal.SIG_IGN);"
+        f"pathlib.Path({str(ready)!r}).touch(); time.sleep(60)"
+    )
+    stubborn = process("stubborn", [sys.executable, "-c", code])
+    supervisor.start(stubborn)
+    await until(ready.exists)
+    pid = stubborn.pid
+    await supervisor.stop(["stubborn"], 0.2)
+    assert not psutil.pid_exists(pid)
+
+
+async def test_a_process_that_cannot_start_is_tried_again_and_its_log_kept(supervisor):
+    failing = process("failing", [sys.executable, "-c", "import sys; sys.exit('no model here')"])
+    supervisor.start(failing)
+    await until(lambda: failing.restarts >= 2)
+    assert "no model here" in supervisor.tail("failing")
+    await supervisor.stop(["failing"], 5)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the kernel's parent-death signal is Linux's")
+async def test_children_do_not_outlive_a_supervisor_that_was_killed(tmp_path):
+    command = tied(SLEEPER, tmp_path)
+    code = (
+        f"import subprocess, time; print(subprocess.Popen({command!r}).pid, flush=True);"
+        "time.sleep(60)"
+    )
+    parent = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", code, stdout=asyncio.subprocess.PIPE
+    )
+    child = psutil.Process(int(await parent.stdout.readline()))
+    await until(lambda: child.cmdline() == SLEEPER)  # the launcher has become it
+    parent.kill()
+    await parent.wait()
+    await until(lambda: not child.is_running() or child.status() == psutil.STATUS_ZOMBIE)
