@@ -23,6 +23,8 @@ $(BIN)/python:
 .venv/run.stamp: $(SOURCES) | $(BIN)/python
 	@echo "chatmesh: installing what it runs on (about a minute, once)"
 	$(PIP) -e .
+	@# xds-protos brings older copies of these modules, without which no trace is exported.
+	$(PIP) --quiet --force-reinstall --no-deps opentelemetry-proto
 	@touch $@
 
 .venv/dev.stamp: .venv/run.stamp

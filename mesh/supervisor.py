@@ -60,6 +60,9 @@ class Process:
     service: str
     prepare: Callable[[], Awaitable[Launch]]
     stop_signal: signal.Signals = signal.SIGTERM
+    # What the registry does not tell of it: Envoy, the control plane and the stores hold no lease.
+    address: Callable[[], str] = str
+    spiffe_id: str = ""
     pid: int = 0
     restarts: int = 0
     started_at: float = 0.0
@@ -179,7 +182,14 @@ class Supervisor:
 
     def _write_table(self) -> None:
         rows = [
-            {"name": p.name, "service": p.service, "pid": p.pid, "restarts": p.restarts}
+            {
+                "name": p.name,
+                "service": p.service,
+                "pid": p.pid,
+                "restarts": p.restarts,
+                "address": p.address(),
+                "spiffe_id": p.spiffe_id,
+            }
             for p in self._processes.values()
         ]
         scratch = self._table.with_suffix(".new")

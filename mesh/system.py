@@ -3,11 +3,12 @@
 import asyncio
 import contextlib
 import os
-import signal
 import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
+from functools import partial
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import grpc
 
@@ -59,7 +60,7 @@ class System:
         discard_files(self._edge_dir)
         instances = self._start_services()
         await self._await_file(self._edge_dir / BOOTSTRAP_FILE, "edge-1")
-        self._start("envoy", "edge", self._prepare_envoy)
+        self._start(self._envoy())
         await self._await_serving(instances)
         await self._await_edge()
 
@@ -89,7 +90,8 @@ class System:
                 self._urls[name] = given[name]
                 continue
             process = await asyncio.to_thread(prepare[name], self._home.folder / name)
-            self._start(name, name, _fixed(process), process.stop_signal)
+            address = partial(_host_and_port, process.url)
+            self._start(Process(name, name, _fixed(process), process.stop_signal, address=address))
             self._urls[name] = process.url
             embedded.append(process)
         for process in embedded:
@@ -105,21 +107,25 @@ class System:
 
     # -- processes ---------------------------------------------------------------------------
 
-    def _start(
-        self,
-        name: str,
-        service: str,
-        prepare: Prepare,
-        stop_signal: signal.Signals = signal.SIGTERM,
-    ) -> None:
-        self._names.append(name)
-        self._supervisor.start(Process(name, service, prepare, stop_signal))
+    def _start(self, process: Process) -> None:
+        self._names.append(process.name)
+        self._supervisor.start(process)
 
     def _start_control(self) -> None:
         # Addresses of the last run are stale until the control plane has written its own.
         for name in ("address", "join-address"):
             (self._home.control / name).unlink(missing_ok=True)
-        self._start("control-1", "control", self._prepare_control)
+        spiffe_id = f"spiffe://{self._topology.trust_domain}/control"
+        address = partial(_recorded, self._home.control / "address")
+        self._start(
+            Process(
+                "control-1",
+                "control",
+                self._prepare_control,
+                address=address,
+                spiffe_id=spiffe_id,
+            )
+        )
 
     async def _prepare_control(self) -> Launch:
         env = {
@@ -142,7 +148,8 @@ class System:
             for number in range(1, self._settings.replicas_of(name, service.replicas) + 1):
                 instance = f"{name}-{number}"
                 instances.append(instance)
-                self._start(instance, name, self._preparer(name, service.command, instance))
+                prepare = self._preparer(name, service.command, instance)
+                self._start(Process(instance, name, prepare))
         return instances
 
     def _preparer(self, service: str, module: str, instance: str) -> Prepare:
@@ -174,6 +181,15 @@ class System:
         if "redis" in needs:
             urls["REDIS_URL"] = self._urls["redis"]
         return urls
+
+    def _envoy(self) -> Process:
+        return Process(
+            "envoy",
+            "edge",
+            self._prepare_envoy,
+            address=lambda: f"127.0.0.1:{self._settings.edge_port}",
+            spiffe_id=f"spiffe://{self._topology.trust_domain}/edge",
+        )
 
     async def _prepare_envoy(self) -> Launch:
         return Launch(tied(envoy_command(self._edge_dir), self._edge_dir), self._environment({}))
@@ -242,6 +258,11 @@ def _fixed(process: stores.StoreProcess) -> Prepare:
         return Launch(process.command, process.env)
 
     return prepare
+
+
+def _host_and_port(url: str) -> str:
+    parts = urlsplit(url)
+    return f"{parts.hostname}:{parts.port}"
 
 
 def _recorded(path: Path) -> str:
