@@ -17,7 +17,13 @@ SELECT * FROM jsonb_populate_recordset(NULL::safety.decisions, $1::jsonb)
 ON CONFLICT (audit_id) DO NOTHING
 """
 
-_CONNECTION_LOST = (OSError, asyncpg.InterfaceError, asyncpg.PostgresConnectionError)
+# InternalClientError: the server's farewell came while the connection was idle.
+_CONNECTION_LOST = (
+    OSError,
+    asyncpg.InterfaceError,
+    asyncpg.InternalClientError,
+    asyncpg.PostgresConnectionError,
+)
 
 
 class PostgresAuditStore:
@@ -45,7 +51,7 @@ class PostgresAuditStore:
                 if not known:
                     raise
                 await self._execute(data)
-        except (OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
+        except (*_CONNECTION_LOST, TimeoutError, asyncpg.PostgresError) as error:
             if not isinstance(error, asyncpg.IntegrityConstraintViolationError):
                 self._drop()
             raise StoreUnavailableError(f"{type(error).__name__}: {error}") from error

@@ -75,8 +75,9 @@ def test_a_hold_expires_at_its_time_and_only_while_open() -> None:
 
 def test_extend_opens_again_and_never_shortens() -> None:
     later = NOW + dt.timedelta(hours=1)
-    after = quota.extended(turn(state=State.EXPIRED), 10, later)
+    after = quota.extended(turn(state=State.EXPIRED), 10, 110, later)
     assert (after.state, after.amount_nanousd, after.expire_time) == (State.OPEN, 6800, later)
-    assert quota.extended(turn(), 0, NOW).expire_time == turn().expire_time
+    assert quota.extended(after, 10, 110, later) == after  # repeatable
+    assert quota.extended(turn(), 0, 0, NOW).expire_time == turn().expire_time
     settled = quota.settled(turn(), Counts(10, 0, 5), NOW)
-    assert quota.extended(settled, 10, later) == settled
+    assert quota.extended(settled, 10, 110, later) == settled
