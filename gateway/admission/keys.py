@@ -1,0 +1,103 @@
+"""Whose key is this? API keys and verified JWT subjects to accounts, through billing."""
+
+import re
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from hashlib import sha256
+
+import grpc
+
+from chatmesh.billing.v1 import billing_pb2 as pb
+from chatmesh.billing.v1 import billing_pb2_grpc
+from gateway import errors
+from gateway.admission.cache import Ages, YoungCache
+from gateway.admission.tokens import Claims
+from gateway.errors import public
+from gateway.settings import AdmissionSettings
+from gateway.upstreams.failures import translated
+from mesh.chassis.errors import MeshError
+
+KEY_FORM = re.compile(r"cm-[A-Za-z0-9_-]{20,120}")
+TIERS = {
+    "free": pb.TIER_FREE,
+    "pro": pb.TIER_PRO,
+    "enterprise": pb.TIER_ENTERPRISE,
+    "admin": pb.TIER_ADMIN,
+}
+TIER_NAMES = {value: name for name, value in TIERS.items()}
+# "key" of those who came with a token.
+TOKEN_KEY_ID = "jwt"  # noqa: S105  # a mark, no secret
+
+
+@dataclass(frozen=True, slots=True)
+class Admitted:
+    """Who is asking."""
+
+    account_id: str
+    tier: str
+    scopes: frozenset[str]
+    key_id: str
+
+
+class Keys:
+    """Finds accounts; remembers them for less than the second in which a revocation must show."""
+
+    def __init__(
+        self,
+        channel: grpc.aio.Channel,
+        settings: AdmissionSettings,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._stub = billing_pb2_grpc.KeyServiceStub(channel)
+        ages = Ages(
+            fresh_s=settings.key_fresh_s,
+            refresh_s=settings.key_refresh_s,
+            refused_s=settings.key_unknown_s,
+            stale_s=settings.key_stale_s,
+        )
+        size = settings.key_count_max
+        self._keys = YoungCache(self._resolve_key, _is_refusal, ages, size, clock)
+        self._subjects = YoungCache(self._resolve_subject, _is_refusal, ages, size, clock)
+
+    async def of_key(self, secret: str) -> Admitted:
+        """The account of an API key. Neither the key nor its digest is logged.
+
+        Raises:
+            MeshError: INVALID_API_KEY; SERVICE_UNAVAILABLE, TIMEOUT while billing is away.
+        """
+        if not KEY_FORM.fullmatch(secret):
+            raise public(errors.INVALID_API_KEY, "This is no API key; it must begin with 'cm-'.")
+        return await self._keys.get(sha256(secret.encode()).digest())
+
+    async def of_subject(self, claims: Claims) -> Admitted:
+        """The account of a verified token's subject; made at the first visit.
+
+        Raises:
+            MeshError: as `of_key`.
+        """
+        found = await self._subjects.get((claims.issuer, claims.subject, claims.tier))
+        # The tier is the token's: billing takes it over, perhaps not for this answer yet.
+        return Admitted(found.account_id, claims.tier, claims.scopes, TOKEN_KEY_ID)
+
+    async def _resolve_key(self, digest: bytes) -> Admitted:
+        with translated("billing"):
+            found = await self._stub.ResolveKey(pb.ResolveKeyRequest(key_digest=digest))
+        scopes = frozenset(found.key.scopes)
+        return Admitted(found.account.id, _tier(found.account), scopes, found.key.id)
+
+    async def _resolve_subject(self, subject: tuple[str, str, str]) -> Admitted:
+        issuer, name, tier = subject
+        request = pb.ResolveSubjectRequest(issuer=issuer, subject=name, tier=TIERS[tier])
+        with translated("billing"):
+            account = (await self._stub.ResolveSubject(request)).account
+        return Admitted(account.id, _tier(account), frozenset(), TOKEN_KEY_ID)
+
+
+def _tier(account: pb.Account) -> str:
+    # A tier that this gateway does not know yet gets the least.
+    return TIER_NAMES.get(account.tier, "free")
+
+
+def _is_refusal(error: MeshError) -> bool:
+    return error.reason == errors.INVALID_API_KEY

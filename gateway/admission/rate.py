@@ -1,0 +1,103 @@
+"""Requests per minute: the generic cell rate algorithm (ITU-T I.371), one cell a request.
+
+An account that was quiet may send its whole minute at once; after that one request is regained
+every 60 s / limit. State is one number an account in Redis, on Redis's own clock, so that any
+number of gateways share it.
+"""
+
+import asyncio
+from dataclasses import dataclass
+from typing import Any
+
+import redis.asyncio
+import redis.exceptions
+import structlog
+
+from gateway import errors
+from gateway.errors import public
+from gateway.settings import AdmissionSettings
+
+KEY_PREFIX = "cm:rate:"
+MINUTE_US = 60_000_000
+US = 1_000_000
+UNAVAILABLE_RETRY_S = 5.0
+
+# KEYS[1] theoretical arrival time (µs); ARGV[1] µs a request; ARGV[2] requests at once.
+# Answer: allowed (0|1), remaining, µs until the next is allowed, µs until all are regained.
+SCRIPT = """
+local clock = redis.call('TIME')
+local now = clock[1] * 1000000 + clock[2]
+local interval, burst = tonumber(ARGV[1]), tonumber(ARGV[2])
+local arrival = math.max(tonumber(redis.call('GET', KEYS[1]) or now), now)
+local allowed_at = arrival + interval - burst * interval
+if allowed_at > now then
+  return {0, 0, allowed_at - now, arrival - now}
+end
+local next_arrival = arrival + interval
+redis.call('SET', KEYS[1], string.format('%.0f', next_arrival),
+           'PX', math.ceil((next_arrival - now) / 1000))
+local remaining = math.floor((now + burst * interval - next_arrival) / interval)
+return {1, remaining, 0, next_arrival - now}
+"""
+
+log = structlog.get_logger()
+
+
+@dataclass(frozen=True, slots=True)
+class Allowance:
+    """What is left of an account's minute."""
+
+    allowed: bool
+    # Requests a minute.
+    limit: int
+    remaining: int
+    # Until the next request is allowed; 0 when one is.
+    retry_after_s: float
+    # Until `remaining` is `limit` again.
+    reset_s: float
+
+    def headers(self) -> dict[str, str]:
+        """The x-ratelimit headers, as OpenAI names and writes them."""
+        return {
+            "x-ratelimit-limit-requests": str(self.limit),
+            "x-ratelimit-remaining-requests": str(self.remaining),
+            "x-ratelimit-reset-requests": f"{round(self.reset_s, 3):g}s",
+        }
+
+
+class RateLimiter:
+    """Counts requests of accounts."""
+
+    def __init__(self, client: "redis.asyncio.Redis", settings: AdmissionSettings) -> None:
+        self._script = client.register_script(SCRIPT)
+        self._settings = settings
+
+    async def take(self, account_id: str, tier: str) -> Allowance | None:
+        """Takes one request; None where no limit applies.
+
+        Raises:
+            MeshError: SERVICE_UNAVAILABLE: Redis is away and the tier does not go on without it.
+        """
+        limit = self._settings.requests_per_minute.get(tier)
+        if limit is None:
+            return None
+        try:
+            async with asyncio.timeout(self._settings.rate_timeout_s):
+                answer: Any = await self._script(
+                    keys=[KEY_PREFIX + account_id], args=[MINUTE_US // limit, limit]
+                )
+        except (redis.exceptions.RedisError, OSError, TimeoutError) as error:
+            self._without_redis(tier, error)
+            return None
+        allowed, remaining, wait_us, reset_us = map(int, answer)
+        return Allowance(bool(allowed), limit, remaining, wait_us / US, reset_us / US)
+
+    def _without_redis(self, tier: str, error: Exception) -> None:
+        log.warning("rate_unknown", tier=tier, error=type(error).__name__)
+        if tier not in self._settings.rate_fail_open_tiers:
+            raise public(
+                errors.SERVICE_UNAVAILABLE,
+                "Requests of your tier cannot be counted at the moment; try again shortly.",
+                retry_after_s=UNAVAILABLE_RETRY_S,
+                service="rate",
+            )

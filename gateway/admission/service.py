@@ -1,0 +1,137 @@
+"""`envoy.service.auth.v3.Authorization`: one Check does key or token, scope and rate."""
+
+import base64
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import grpc
+import structlog
+from envoy.config.core.v3 import base_pb2
+from envoy.service.auth.v3 import external_auth_pb2 as pb
+from envoy.service.auth.v3 import external_auth_pb2_grpc
+from envoy.type.v3 import http_status_pb2
+from google.rpc import status_pb2
+from ulid import ULID
+
+from gateway import errors, identity, metrics
+from gateway.admission.keys import Admitted, Keys
+from gateway.admission.paths import Rule, rule_of
+from gateway.admission.rate import Allowance, RateLimiter
+from gateway.admission.tokens import Tokens
+from gateway.errors import public
+from gateway.openai.errors import http_error, public_error
+from mesh.chassis.errors import MeshError
+
+BEARER = "bearer "
+KEY_PREFIX = "cm-"
+GRPC = "application/grpc"
+OVERWRITE = base_pb2.HeaderValueOption.OVERWRITE_IF_EXISTS_OR_ADD
+
+log = structlog.get_logger()
+
+
+class Admission(external_auth_pb2_grpc.AuthorizationServicer):  # type: ignore[misc]  # untyped
+    """Admits requests to the gateway."""
+
+    def __init__(self, keys: Keys, tokens: Tokens, limiter: RateLimiter) -> None:
+        self._keys, self._tokens, self._limiter = keys, tokens, limiter
+
+    async def Check(self, request: pb.CheckRequest, context: Any) -> pb.CheckResponse:  # noqa: N802
+        """Decides about one request; a refusal is an answer, never an error of the call."""
+        http = request.attributes.request.http
+        allowance = None
+        try:
+            rule = rule_of(http.path)
+            admitted = await self._who(http.headers)
+            _require(rule, admitted)
+            if rule.limited:
+                allowance = await self._limiter.take(admitted.account_id, admitted.tier)
+            _require_allowance(allowance, admitted)
+        except Exception as error:
+            is_grpc = http.headers.get("content-type", "").startswith(GRPC)
+            return _denied(_shown(error), allowance, is_grpc)
+        metrics.ADMISSIONS.labels("admitted").inc()
+        return _admitted(admitted, allowance)
+
+    async def _who(self, headers: Mapping[str, str]) -> Admitted:
+        given = headers.get("authorization", "")
+        if not given.lower().startswith(BEARER):
+            message = "No API key was given; send it as 'Authorization: Bearer cm-…'."
+            raise public(errors.INVALID_API_KEY, message)
+        secret = given[len(BEARER) :].strip()
+        if secret.startswith(KEY_PREFIX) or secret.count(".") != 2:  # noqa: PLR2004  # a.b.c
+            return await self._keys.of_key(secret)
+        return await self._keys.of_subject(self._tokens.verify(secret))
+
+
+def _require(rule: Rule, admitted: Admitted) -> None:
+    if rule.scope and rule.scope not in admitted.scopes:
+        message = f"This key lacks the scope {rule.scope!r}; use one that has it."
+        raise public(errors.INSUFFICIENT_SCOPE, message, scope=rule.scope)
+
+
+def _require_allowance(allowance: Allowance | None, admitted: Admitted) -> None:
+    if allowance and not allowance.allowed:
+        message = (
+            f"Rate limit of the {admitted.tier} tier reached: {allowance.limit} requests per "
+            f"minute; try again in {allowance.retry_after_s:.1f} s."
+        )
+        wait_s = allowance.retry_after_s
+        raise public(errors.RATE_LIMIT_EXCEEDED, message, retry_after_s=wait_s)
+
+
+def _shown(error: Exception) -> MeshError:
+    shown = public_error(error)
+    if shown.reason == errors.INTERNAL_ERROR:
+        log.error("admission_crashed", error=type(error).__name__)
+    metrics.ADMISSIONS.labels(shown.reason.lower()).inc()
+    return shown
+
+
+def _admitted(admitted: Admitted, allowance: Allowance | None) -> pb.CheckResponse:
+    told = {
+        identity.ACCOUNT_KEY: admitted.account_id,
+        identity.TIER_KEY: admitted.tier,
+        identity.SCOPES_KEY: ",".join(sorted(admitted.scopes)),
+        identity.KEY_KEY: admitted.key_id,
+        identity.TURN_KEY: str(ULID()),
+    }
+    return pb.CheckResponse(
+        status=status_pb2.Status(code=grpc.StatusCode.OK.value[0]),
+        ok_response=pb.OkHttpResponse(
+            headers=_options(told.items()),
+            # The secret ends its journey here.
+            headers_to_remove=["authorization"],
+            response_headers_to_add=_options(allowance.headers().items() if allowance else ()),
+        ),
+    )
+
+
+def _denied(error: MeshError, allowance: Allowance | None, is_grpc: bool) -> pb.CheckResponse:
+    shown = http_error(error)
+    headers = [("content-type", "application/json"), *shown.headers]
+    if error.code is grpc.StatusCode.UNAUTHENTICATED:
+        headers.append(("www-authenticate", "Bearer"))
+    if allowance:
+        headers += allowance.headers().items()
+    if is_grpc:
+        # Envoy makes status and message of a gRPC answer; the reason goes where clients look.
+        details = base64.b64encode(error.to_status().SerializeToString()).decode()
+        headers.append(("grpc-status-details-bin", details))
+    return pb.CheckResponse(
+        status=status_pb2.Status(code=error.code.value[0], message=error.message),
+        denied_response=pb.DeniedHttpResponse(
+            status=http_status_pb2.HttpStatus(code=shown.status),
+            headers=_options(headers),
+            body=shown.body.decode(),
+        ),
+    )
+
+
+def _options(headers: Iterable[tuple[str, str]]) -> list[base_pb2.HeaderValueOption]:
+    return [
+        base_pb2.HeaderValueOption(
+            header=base_pb2.HeaderValue(key=key, value=value), append_action=OVERWRITE
+        )
+        for key, value in headers
+    ]

@@ -1,0 +1,157 @@
+"""The words of a turn: what was asked, by whom, and what happens while it is answered."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+FINISH_STOP = "stop"
+FINISH_LENGTH = "length"
+FINISH_CONTENT_FILTER = "content_filter"
+# Stored, never shown: the client left, or a part of the system failed, before the end.
+FINISH_CANCELLED = "cancelled"
+
+TIERS = ("free", "pro", "enterprise", "admin")
+CHOICE_COUNT_MAX = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Who asks, as admission found out."""
+
+    account_id: str
+    tier: str
+    # ULID made at admission: the idempotency key of everything that the turn causes.
+    turn_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """One message; role is "system", "user", "assistant" or "tool"."""
+
+    role: str
+    content: str
+    name: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How tokens are drawn; ranges as in inference.v1.SamplingParams."""
+
+    temperature: float | None = None
+    top_p: float | None = None
+    seed: int | None = None
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """One chat request, checked."""
+
+    model: str
+    messages: Sequence[Message]
+    conversation_id: str = ""
+    store: bool = False
+    # Tokens of one answer; 0: what the context leaves, at most the tier's limit.
+    max_tokens: int = 0
+    # What the client calls it, for errors.
+    max_tokens_param: str = "max_tokens"
+    n: int = 1
+    sampling: Sampling = field(default_factory=Sampling)
+    stop: Sequence[str] = ()
+    logprobs: bool = False
+    top_logprobs: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ModelInfo:
+    """A model that at least one node serves."""
+
+    id: str
+    context_token_count_max: int
+    # Names tokenizer and engine: two answers of one fingerprint and seed are the same.
+    fingerprint: str
+    created_unix_s: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """A prompt that fits the model."""
+
+    token_ids: Sequence[int]
+    # Tokens of one answer at most: asked for, or what context and tier leave.
+    max_tokens: int
+    dropped_message_count: int = 0
+    # One count a message of the conversation, the dropped ones 0.
+    message_token_counts: Sequence[int] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Logprob:
+    """A token with its log probability; text as bytes, for a token may be half a character."""
+
+    text: bytes
+    logprob: float
+    top: Sequence["Logprob"] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """What a node sent at once: tokens, the text that became final with them, perhaps the end."""
+
+    token_count: int = 0
+    text: str = ""
+    logprobs: Sequence[Logprob] = ()
+    # "stop" or "length" on the last frame, else empty.
+    finish_reason: str = ""
+    cached_token_count: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Tokens of a turn."""
+
+    prompt_token_count: int
+    cached_token_count: int
+    # Of all answers, withheld ones included.
+    completion_token_count: int
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """First event: a node accepted the turn."""
+
+    turn_id: str
+    model: ModelInfo
+    # Where the turn is kept; empty when it is not.
+    conversation_id: str
+    dropped_message_count: int
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """More released text of one answer."""
+
+    choice_index: int
+    text: str
+    # Tokens of the answer released so far.
+    token_count: int
+    logprobs: Sequence[Logprob] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ChoiceFinished:
+    """The end of one answer."""
+
+    choice_index: int
+    finish_reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """Last event."""
+
+    usage: Usage
+
+
+Event = Started | Delta | ChoiceFinished | Finished

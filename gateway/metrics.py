@@ -1,0 +1,23 @@
+"""What the gateway counts; names carry the unit."""
+
+from prometheus_client import Counter, Histogram
+
+FIRST_TEXT_SECONDS = Histogram(
+    "chatmesh_gateway_first_text_seconds",
+    "From the arrival of a request to its first released text",
+    buckets=(0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30),
+)
+TURNS = Counter("chatmesh_gateway_turns", "Turns by how they ended", ["outcome"])
+TOKENS = Counter("chatmesh_gateway_tokens", "Tokens of turns", ["kind"])
+CANCEL_SECONDS = Histogram(
+    "chatmesh_gateway_cancel_seconds",
+    "From the departure of a client to the cancelled generation",
+    buckets=(0.001, 0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1),
+)
+CONTINUATIONS = Counter(
+    "chatmesh_gateway_continuations", "Answers that went on at another node", ["reason"]
+)
+CONCLUSIONS_LOST = Counter(
+    "chatmesh_gateway_conclusions_lost", "Turns whose end could not be recorded in time", ["what"]
+)
+ADMISSIONS = Counter("chatmesh_gateway_admissions", "Admission decisions", ["outcome"])

@@ -1,0 +1,219 @@
+"""An HTTP body to an Ask: types as OpenAI documents them, each fault with the parameter's name.
+
+Unknown fields are ignored, as OpenAI's own services do with newer clients. Fields that would
+change the answer and are not built (tools, JSON formats, audio) are refused instead.
+"""
+
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic_core import PydanticCustomError
+
+from gateway import errors
+from gateway.domain import CHOICE_COUNT_MAX, Ask, Message, Sampling
+from gateway.errors import bad_parameter, public
+from mesh.chassis.errors import MeshError
+
+# What pydantic calls a body that is no JSON object.
+BODY_FAULTS = {"json_invalid", "json_type", "model_type", "model_attributes_type"}
+
+
+def _fault(path: str, message: str) -> PydanticCustomError:
+    return PydanticCustomError("refused", "{message}", {"message": message, "path": path})
+
+
+def _text(content: Any) -> str:
+    """Joins content parts; only text is understood."""
+    if isinstance(content, str):
+        return content
+    if content is None:
+        return ""
+    if not isinstance(content, list):
+        raise _fault("", "must be a string or a list of parts")
+    return "".join(_part(f"[{index}]", part) for index, part in enumerate(content))
+
+
+def _part(path: str, part: Any) -> str:
+    if not isinstance(part, dict):
+        raise _fault(path, "must be an object")
+    kind = part.get("type")
+    if kind not in ("text", "refusal"):
+        raise _fault(f"{path}.type", "must be 'text': this system reads text only")
+    text = part.get(kind)
+    if not isinstance(text, str):
+        raise _fault(f"{path}.{kind}", "must be a string")
+    return text
+
+
+def _texts(stop: Any) -> tuple[str, ...]:
+    texts = [stop] if isinstance(stop, str) else stop or []
+    if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
+        raise _fault("", "must be a string or a list of strings")
+    return tuple(texts)
+
+
+def _biases(biases: Any) -> dict[int, float]:
+    if not isinstance(biases, dict | None):
+        raise _fault("", "must be an object of token ids and numbers")
+    result = {}
+    for token_id, bias in (biases or {}).items():
+        if not (token_id.isascii() and token_id.isdigit()):
+            raise _fault("", f"{token_id[:20]!r} is no token id")
+        if isinstance(bias, bool) or not isinstance(bias, int | float):
+            raise _fault(f".{token_id}", "must be a number")
+        result[int(token_id)] = float(bias)
+    return result
+
+
+def _absent(value: Any) -> None:
+    if value:
+        raise _fault("", "is not supported; leave it out")
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(strict=True, extra="ignore", allow_inf_nan=False, frozen=True)
+
+
+NotSupported = Annotated[None, BeforeValidator(_absent)]
+
+
+class ChatMessage(_Strict):
+    """One of `messages`."""
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: Annotated[str, BeforeValidator(_text)] = ""
+    name: str | None = None
+
+
+class StreamOptions(_Strict):
+    """`stream_options`."""
+
+    include_usage: bool | None = None
+
+
+class ResponseFormat(_Strict):
+    """`response_format`: only plain text until the engine constrains its output."""
+
+    type: Literal["text"]
+
+
+class Body(_Strict):
+    """The body of a chat completion."""
+
+    model: str = Field(min_length=1, max_length=200)
+    messages: list[ChatMessage] = Field(min_length=1)
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    max_tokens: int | None = Field(default=None, ge=1)
+    max_completion_tokens: int | None = Field(default=None, ge=1)
+    temperature: float | None = None
+    top_p: float | None = None
+    n: int | None = Field(default=None, ge=1, le=CHOICE_COUNT_MAX)
+    seed: int | None = None
+    stop: Annotated[tuple[str, ...], BeforeValidator(_texts)] = ()
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    logit_bias: Annotated[dict[int, float], BeforeValidator(_biases)] = Field(default_factory=dict)
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
+    response_format: ResponseFormat | None = None
+    tools: NotSupported = None
+    functions: NotSupported = None
+    audio: NotSupported = None
+    user: str | None = Field(default=None, max_length=256)
+    conversation_id: str | None = Field(default=None, max_length=64)
+    store: bool | None = None
+
+
+class RenameBody(_Strict):
+    """The body of a rename."""
+
+    title: str = Field(min_length=1, max_length=200)
+
+
+@dataclass(frozen=True, slots=True)
+class ChatCompletion:
+    """A checked request, and how its answer is to be sent."""
+
+    ask: Ask
+    stream: bool
+    include_usage: bool
+
+
+def parse_chat_completion(body: bytes) -> ChatCompletion:
+    """Reads a body.
+
+    Raises:
+        MeshError: INVALID_BODY; INVALID_PARAMETER with metadata "param".
+    """
+    try:
+        parsed = Body.model_validate_json(body)
+    except ValidationError as error:
+        raise _refusal(error) from None
+    if parsed.stream_options and not parsed.stream:
+        raise bad_parameter("stream_options", "stream_options needs stream to be true.")
+    if parsed.max_tokens and parsed.max_completion_tokens:
+        message = "Give max_completion_tokens or max_tokens, not both."
+        raise bad_parameter("max_tokens", message)
+    options = parsed.stream_options or StreamOptions()
+    return ChatCompletion(_ask(parsed), bool(parsed.stream), bool(options.include_usage))
+
+
+def parse_rename(body: bytes) -> str:
+    """The new title.
+
+    Raises:
+        MeshError: INVALID_BODY; INVALID_PARAMETER with metadata "param".
+    """
+    try:
+        return RenameBody.model_validate_json(body).title
+    except ValidationError as error:
+        raise _refusal(error) from None
+
+
+def _ask(body: Body) -> Ask:
+    return Ask(
+        model=body.model,
+        messages=[
+            Message(
+                "system" if each.role == "developer" else each.role, each.content, each.name or ""
+            )
+            for each in body.messages
+        ],
+        conversation_id=body.conversation_id or "",
+        store=bool(body.store),
+        max_tokens=body.max_completion_tokens or body.max_tokens or 0,
+        max_tokens_param="max_completion_tokens" if body.max_completion_tokens else "max_tokens",
+        n=body.n or 1,
+        sampling=Sampling(
+            temperature=body.temperature,
+            top_p=body.top_p,
+            seed=body.seed,
+            presence_penalty=body.presence_penalty or 0.0,
+            frequency_penalty=body.frequency_penalty or 0.0,
+            logit_bias=body.logit_bias,
+        ),
+        stop=body.stop,
+        logprobs=bool(body.logprobs),
+        top_logprobs=body.top_logprobs or 0,
+    )
+
+
+def _refusal(error: ValidationError) -> MeshError:
+    first = error.errors(include_url=False, include_input=False)[0]
+    if first["type"] in BODY_FAULTS and not first["loc"]:
+        message = "The body must be a JSON object in UTF-8: " + first["msg"]
+        return public(errors.INVALID_BODY, message)
+    param = _param(first["loc"]) + first.get("ctx", {}).get("path", "")
+    if first["type"] == "missing":
+        return bad_parameter(param, f"{param} is missing.")
+    reason = first["msg"]
+    return bad_parameter(param, f"{param}: {reason[:1].lower()}{reason[1:]}.")
+
+
+def _param(location: tuple[int | str, ...]) -> str:
+    path = ""
+    for step in location:
+        path += f"[{step}]" if isinstance(step, int) else f".{step}"
+    return path.removeprefix(".")

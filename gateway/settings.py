@@ -1,0 +1,97 @@
+"""What an operator may set; read from the environment, checked at start, then frozen."""
+
+from pathlib import Path
+
+from pydantic import AliasChoices, Field, PositiveInt, SecretStr, model_validator
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+HMAC_SECRET_BYTES_MIN = 32
+
+
+class TurnLimits(BaseSettings):
+    """Bounds of a turn."""
+
+    model_config = SettingsConfigDict(env_prefix="GATEWAY_", frozen=True)
+
+    turn_duration_s_max: float = Field(default=580.0, gt=0, le=600)
+    # A client that takes nothing for so long is gone.
+    reader_stall_s_max: float = Field(default=30.0, gt=0)
+    heartbeat_s: float = Field(default=15.0, gt=0)
+    # Renewed at half of it while the turn runs.
+    hold_lifetime_s: float = Field(default=120.0, ge=2, le=3600)
+    # Room for an answer whose length the client left open, where the context has it.
+    answer_room_token_count: int = Field(default=512, ge=1)
+    answer_token_count_max: dict[str, PositiveInt] = {
+        "free": 4_096,
+        "pro": 16_384,
+        "enterprise": 65_536,
+        "admin": 131_072,
+    }
+    node_attempt_count_max: int = Field(default=7, ge=1, le=32)
+    # Doubles with each attempt: 7 attempts wait 12.6 s in all, longer than a node needs to return.
+    node_backoff_s: float = Field(default=0.2, ge=0)
+    # Doubles too: 6 attempts wait 6.3 s in all. Nothing leaves meanwhile.
+    safety_attempt_count_max: int = Field(default=6, ge=0, le=32)
+    safety_backoff_s: float = Field(default=0.1, ge=0)
+    # How long the last byte waits for the turn to be recorded; then recording goes on without it.
+    conclude_wait_s: float = Field(default=2.0, ge=0)
+    conclude_duration_s_max: float = Field(default=30.0, gt=0)
+
+
+class JwtSettings(BaseSettings):
+    """Whose tokens are taken; none when no issuer is set."""
+
+    model_config = SettingsConfigDict(env_prefix="GATEWAY_JWT_", frozen=True)
+
+    issuer: str = ""
+    audience: str = ""
+    # HS256.
+    secret: SecretStr = SecretStr("")
+    # RS256 and ES256, by the type of each key; read again when it changes.
+    jwks_file: Path | None = None
+    role_claim: str = "role"
+    leeway_s: float = Field(default=5.0, ge=0, le=300)
+
+    @model_validator(mode="after")
+    def _consistent(self) -> "JwtSettings":
+        secret = self.secret.get_secret_value()
+        if secret and len(secret.encode()) < HMAC_SECRET_BYTES_MIN:
+            raise ValueError(
+                f"GATEWAY_JWT_SECRET must have at least {HMAC_SECRET_BYTES_MIN} bytes."
+            )
+        if self.issuer and not self.audience:
+            raise ValueError("GATEWAY_JWT_AUDIENCE must be set with GATEWAY_JWT_ISSUER.")
+        if (secret or self.jwks_file) and not self.issuer:
+            raise ValueError("GATEWAY_JWT_ISSUER must be set with a secret or a JWKS file.")
+        return self
+
+
+class AdmissionSettings(BaseSettings):
+    """Limits of admission."""
+
+    model_config = SettingsConfigDict(env_prefix="GATEWAY_", frozen=True)
+
+    requests_per_minute: dict[str, PositiveInt] = {"free": 10, "pro": 60, "enterprise": 600}
+    # Tiers that go on without a request limit while Redis is away; the others are refused.
+    rate_fail_open_tiers: frozenset[str] = frozenset({"pro", "enterprise", "admin"})
+    rate_timeout_s: float = Field(default=0.25, gt=0)
+    # A revoked key works for at most so long; the contract says 1 s.
+    key_fresh_s: float = Field(default=0.8, gt=0, le=0.9)
+    key_refresh_s: float = Field(default=0.4, gt=0)
+    key_unknown_s: float = Field(default=0.5, ge=0)
+    # While billing is away, a key that worked goes on for so long.
+    key_stale_s: float = Field(default=30.0, ge=0)
+    key_count_max: int = Field(default=20_000, ge=1)
+
+
+class Settings(BaseSettings):
+    """All of it."""
+
+    model_config = SettingsConfigDict(frozen=True)
+
+    redis_url: str = Field(validation_alias=AliasChoices("REDIS_URL", "redis_url"))
+    # Answers requests that name no model; empty: the first by name.
+    default_model: str = Field(default="", validation_alias="GATEWAY_DEFAULT_MODEL")
+    turn: TurnLimits = Field(default_factory=TurnLimits)
+    jwt: JwtSettings = Field(default_factory=JwtSettings)
+    admission: AdmissionSettings = Field(default_factory=AdmissionSettings)

@@ -1,0 +1,109 @@
+"""The whole way of a chat request. Knows neither gRPC nor HTTP; two faces show it."""
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Coroutine
+from contextlib import aclosing, asynccontextmanager
+from dataclasses import dataclass, replace
+from typing import TypeVar
+
+from gateway.catalogue import Catalogue
+from gateway.checks import check
+from gateway.choice import Choice, choosing
+from gateway.domain import (
+    FINISH_CONTENT_FILTER,
+    Ask,
+    Caller,
+    ChoiceFinished,
+    Delta,
+    Event,
+    Finished,
+    ModelInfo,
+    Started,
+    Usage,
+)
+from gateway.generation import Generator
+from gateway.record import Recorder, usage_of
+from gateway.settings import TurnLimits
+from gateway.threads import Threads
+from gateway.upstreams.inference import Job
+from gateway.upstreams.safety import Safety
+from gateway.upstreams.tokenizer import Tokenizer
+
+T = TypeVar("T")
+# A turn that another gateway adopts will carry another epoch; today every turn ends where it began.
+EPOCH = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Upstreams:
+    """What a turn needs, in the order it needs it."""
+
+    catalogue: Catalogue
+    threads: Threads
+    safety: Safety
+    tokenizer: Tokenizer
+    recorder: Recorder
+    generator: Generator
+    limits: TurnLimits
+
+
+async def turn(ask: Ask, caller: Caller, up: Upstreams) -> AsyncGenerator[Event, None]:
+    """Runs one turn: Started, then deltas and the end of each answer, then Finished.
+
+    Events are numbered from 0 in the order in which they are yielded. Close the generator (or
+    cancel its task) when the client is gone: generation is cancelled at once, and what was used
+    and said is still recorded. Nothing is yielded, generated or charged when the prompt is refused.
+
+    Raises:
+        MeshError: with a reason of chat.v1.Reason; before Started nothing was generated.
+    """
+    check(ask, caller.tier, up.limits)
+    model = await up.catalogue.find(ask.model)
+    ask = replace(ask, model=model.id)
+    thread = await up.threads.open(ask, caller, model)
+    messages = [*thread.history, *ask.messages]
+    async with running(up.safety.screen_prompt(caller, messages)) as screened:
+        limit = up.limits.answer_token_count_max[caller.tier]
+        prompt = await up.tokenizer.encode(model, messages, ask.max_tokens, limit)
+        async with up.recorder.recorded(ask, caller, thread, prompt) as answers:
+            if safe_text := await screened:
+                for event in safe_completion(caller, model, ask.n, safe_text):
+                    yield event
+                return
+            choices = [
+                Choice(
+                    answer,
+                    up.generator.generate(
+                        Job.of(ask, caller, prompt, answer.choice_index), answer.token_ids
+                    ),
+                    up.safety.screen_reply(caller, answer.choice_index),
+                )
+                for answer in answers
+            ]
+            async with choosing(choices) as run, aclosing(run.events()) as events:
+                await run.accepted()
+                yield Started(caller.turn_id, model, thread.id, prompt.dropped_message_count)
+                async for event in events:
+                    yield event
+    yield Finished(usage_of(prompt, answers))
+
+
+def safe_completion(caller: Caller, model: ModelInfo, n: int, text: str) -> list[Event]:
+    """What is said instead of an answer: nothing was generated, nothing is kept or charged."""
+    events: list[Event] = [Started(caller.turn_id, model, "", 0)]
+    for index in range(n):
+        events += [Delta(index, text, 0), ChoiceFinished(index, FINISH_CONTENT_FILTER)]
+    return [*events, Finished(Usage(0, 0, 0))]
+
+
+@asynccontextmanager
+async def running(work: Coroutine[None, None, T]) -> AsyncIterator["asyncio.Task[T]"]:
+    """Runs work beside what is inside; leaving cancels it when it is not done."""
+    task = asyncio.create_task(work)
+    try:
+        yield task
+    finally:
+        task.cancel()
+        await asyncio.wait([task])
+        if not task.cancelled():
+            task.exception()  # whoever awaited it was told

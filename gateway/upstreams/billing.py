@@ -1,0 +1,92 @@
+"""The meter: what a turn may cost, what it did cost."""
+
+from collections.abc import Awaitable, Callable
+
+import grpc
+from google.protobuf import duration_pb2
+
+from chatmesh.billing.v1 import billing_pb2 as pb
+from chatmesh.billing.v1 import billing_pb2_grpc
+from gateway.domain import Caller, Prompt, Usage
+from gateway.upstreams.failures import translated
+from mesh.chassis.errors import MeshError
+
+HOLD_NOT_FOUND = "HOLD_NOT_FOUND"
+
+
+class Billing:
+    """Holds, settlements and sums."""
+
+    def __init__(self, channel: grpc.aio.Channel) -> None:
+        self._quota = billing_pb2_grpc.QuotaServiceStub(channel)
+        self._usage = billing_pb2_grpc.UsageServiceStub(channel)
+
+    async def hold(
+        self, caller: Caller, model: str, prompt: Prompt, n: int, lifetime_s: float
+    ) -> pb.HoldRequest:
+        """Reserves the worst case of a turn; returns the hold, for the calls below.
+
+        Raises:
+            MeshError: INSUFFICIENT_QUOTA, SERVICE_UNAVAILABLE, TIMEOUT.
+        """
+        request = pb.HoldRequest(
+            turn_id=caller.turn_id,
+            account_id=caller.account_id,
+            model=model,
+            prompt_token_count=len(prompt.token_ids),
+            output_token_count_max=n * prompt.max_tokens,
+            lifetime=_duration(lifetime_s),
+        )
+        with translated("billing"):
+            await self._quota.Hold(request)
+        return request
+
+    async def extend(self, hold: pb.HoldRequest) -> None:
+        """Lets a hold live for its lifetime from now."""
+        request = pb.ExtendRequest(turn_id=hold.turn_id, lifetime=hold.lifetime)
+        with translated("billing"):
+            await self._of(hold, lambda: self._quota.Extend(request))
+
+    async def settle(self, hold: pb.HoldRequest, usage: Usage, withheld_token_count: int) -> None:
+        """Replaces the hold by what was used. Repeatable."""
+        request = pb.SettleRequest(
+            turn_id=hold.turn_id,
+            prompt_token_count=usage.prompt_token_count,
+            cached_token_count=usage.cached_token_count,
+            output_token_count=usage.completion_token_count,
+            withheld_token_count=withheld_token_count,
+        )
+        with translated("billing"):
+            await self._of(hold, lambda: self._quota.Settle(request))
+
+    async def release(self, turn_id: str) -> None:
+        """Gives the hold back: nothing was generated. Repeatable; none to give back is fine."""
+        with translated("billing"):
+            try:
+                await self._quota.Release(pb.ReleaseRequest(turn_id=turn_id))
+            except grpc.aio.AioRpcError as error:
+                if MeshError.from_rpc(error).reason != HOLD_NOT_FOUND:
+                    raise
+
+    async def _of(self, hold: pb.HoldRequest, call: Callable[[], Awaitable[object]]) -> None:
+        """Makes a call about a hold; one that a crash of the store forgot is held again first."""
+        try:
+            await call()
+        except grpc.aio.AioRpcError as error:
+            if MeshError.from_rpc(error).reason != HOLD_NOT_FOUND:
+                raise
+            await self._quota.Hold(hold)
+            await call()
+
+    async def usage(self, account_id: str, period: str) -> pb.GetUsageResponse:
+        """The sum over an account's ledger; period "YYYY-MM", empty for this month."""
+        with translated("billing"):
+            return await self._usage.GetUsage(
+                pb.GetUsageRequest(account_id=account_id, period=period)
+            )
+
+
+def _duration(seconds: float) -> duration_pb2.Duration:
+    result = duration_pb2.Duration()
+    result.FromMilliseconds(int(seconds * 1000))
+    return result

@@ -1,0 +1,134 @@
+"""The memory: threads and their messages, each account's its own."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import grpc
+
+from chatmesh.conversation.v1 import conversation_pb2 as pb
+from chatmesh.conversation.v1 import conversation_pb2_grpc
+from gateway.domain import Caller, Message
+from gateway.upstreams.failures import translated
+
+ROLES = {
+    "system": pb.ROLE_SYSTEM,
+    "user": pb.ROLE_USER,
+    "assistant": pb.ROLE_ASSISTANT,
+    "tool": pb.ROLE_TOOL,
+}
+ROLE_NAMES = {value: name for name, value in ROLES.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class Thread:
+    """Where a turn is kept, and what was said there before."""
+
+    # Empty: the turn is not kept.
+    id: str = ""
+    # The thread does not exist yet.
+    is_new: bool = False
+    history: Sequence[Message] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class NewMessage:
+    """A message to keep."""
+
+    message: Message
+    token_count: int
+    # Why an answer ended and which model wrote it; empty for other roles.
+    finish_reason: str = ""
+    model: str = ""
+
+
+class Conversation:
+    """Reads and changes threads."""
+
+    def __init__(self, channel: grpc.aio.Channel) -> None:
+        self._read = conversation_pb2_grpc.ThreadReadServiceStub(channel)
+        self._write = conversation_pb2_grpc.ThreadWriteServiceStub(channel)
+
+    async def history(
+        self, caller: Caller, thread_id: str, token_count_max: int
+    ) -> Sequence[Message]:
+        """The newest messages of a thread, oldest first.
+
+        Raises:
+            MeshError: CONVERSATION_NOT_FOUND, also for another account's.
+        """
+        request = pb.GetTailRequest(
+            account_id=caller.account_id, thread_id=thread_id, token_count_max=token_count_max
+        )
+        with translated("conversation"):
+            tail = await self._read.GetTail(request)
+        return [Message(ROLE_NAMES[each.role], each.content) for each in tail.messages]
+
+    async def append(
+        self, caller: Caller, thread: Thread, model: str, messages: Sequence[NewMessage]
+    ) -> None:
+        """Adds the messages of a turn, all or none. Repeatable: the turn id is the key."""
+        request = pb.AppendMessagesRequest(
+            account_id=caller.account_id,
+            thread_id=thread.id,
+            request_id=caller.turn_id,
+            model=model,
+            create_if_missing=thread.is_new,
+            messages=[
+                pb.NewMessage(
+                    role=ROLES[each.message.role],
+                    content=each.message.content,
+                    token_count=each.token_count,
+                    finish_reason=each.finish_reason,
+                    model=each.model,
+                )
+                for each in messages
+            ],
+        )
+        with translated("conversation"):
+            await self._write.AppendMessages(request)
+
+    async def list(self, caller: Caller, page_size: int, page_token: str) -> pb.ListThreadsResponse:
+        """A page of the caller's threads, the most recently used first."""
+        request = pb.ListThreadsRequest(
+            account_id=caller.account_id, page_size=page_size, page_token=page_token
+        )
+        with translated("conversation"):
+            return await self._read.ListThreads(request)
+
+    async def get(self, caller: Caller, thread_id: str) -> pb.Thread:
+        """A thread without its messages."""
+        request = pb.GetThreadRequest(account_id=caller.account_id, thread_id=thread_id)
+        with translated("conversation"):
+            return (await self._read.GetThread(request)).thread
+
+    async def messages(
+        self, caller: Caller, thread_id: str, page_size: int, page_token: str
+    ) -> pb.ListMessagesResponse:
+        """A page of a thread's messages, oldest first."""
+        request = pb.ListMessagesRequest(
+            account_id=caller.account_id,
+            thread_id=thread_id,
+            page_size=page_size,
+            page_token=page_token,
+        )
+        with translated("conversation"):
+            return await self._read.ListMessages(request)
+
+    async def rename(self, caller: Caller, thread_id: str, title: str) -> pb.Thread:
+        """Changes the title."""
+        request = pb.RenameThreadRequest(
+            account_id=caller.account_id,
+            thread_id=thread_id,
+            title=title,
+            request_id=caller.turn_id,
+        )
+        with translated("conversation"):
+            return (await self._write.RenameThread(request)).thread
+
+    async def delete(self, caller: Caller, thread_id: str) -> None:
+        """Deletes the thread."""
+        request = pb.DeleteThreadRequest(
+            account_id=caller.account_id, thread_id=thread_id, request_id=caller.turn_id
+        )
+        with translated("conversation"):
+            await self._write.DeleteThread(request)

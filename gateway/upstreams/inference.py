@@ -1,0 +1,196 @@
+"""The nodes, one at a time: token ids in, token ids and text out."""
+
+from collections.abc import AsyncGenerator, Sequence
+from dataclasses import dataclass
+from hashlib import blake2b
+
+import grpc
+
+from chatmesh.inference.v1 import inference_pb2 as pb
+from chatmesh.inference.v1 import inference_pb2_grpc
+from gateway.domain import (
+    FINISH_LENGTH,
+    FINISH_STOP,
+    Ask,
+    Caller,
+    Frame,
+    Logprob,
+    ModelInfo,
+    Prompt,
+)
+
+INSTANCE_KEY = "x-chatmesh-instance"
+PRIORITIES = {
+    "free": pb.PRIORITY_LOW,
+    "pro": pb.PRIORITY_NORMAL,
+    "enterprise": pb.PRIORITY_HIGH,
+    "admin": pb.PRIORITY_HIGH,
+}
+FINISH_REASONS = {pb.FINISH_REASON_STOP: FINISH_STOP, pb.FINISH_REASON_LENGTH: FINISH_LENGTH}
+UINT64_MASK = (1 << 64) - 1
+FINGERPRINT_DIGITS = 10
+LOAD_INTERVAL_MS = 50
+
+
+class BrokenStreamError(Exception):
+    """A node's stream ended without an end, or out of step: the answer may go on elsewhere."""
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One answer to generate, the same for every node that works at it."""
+
+    request: pb.GenerateRequest
+    # Requests of the same key find a warm cache at the same node.
+    affinity: bytes
+
+    @classmethod
+    def of(cls, ask: Ask, caller: Caller, prompt: Prompt, choice_index: int) -> "Job":
+        """The job for one of the n answers."""
+        return cls(_request(ask, caller, prompt, choice_index), affinity_key(ask, caller))
+
+
+class Inference:
+    """Calls of single nodes; `instance` "" leaves the choice to the mesh."""
+
+    def __init__(self, channel: grpc.aio.Channel) -> None:
+        self._stub = inference_pb2_grpc.InferenceServiceStub(channel)
+
+    async def generate(
+        self, job: Job, instance: str, attempt: int, emitted: list[int]
+    ) -> AsyncGenerator[Frame, None]:
+        """Streams one node's work at an answer; appends each token to `emitted`.
+
+        The first frame is empty: the node accepted. Closing the generator cancels the call.
+
+        Raises:
+            grpc.aio.AioRpcError: as the node or the mesh said.
+            BrokenStreamError: the stream ended or skipped, although its status is OK.
+        """
+        request = pb.GenerateRequest()
+        request.CopyFrom(job.request)
+        request.attempt = attempt
+        request.emitted_token_ids.extend(emitted)
+        call = self._stub.Generate(request, metadata=_pin(instance))
+        try:
+            async for response in call:
+                yield _frame(response, emitted)
+                if response.WhichOneof("event") == "finished":
+                    return
+            raise BrokenStreamError("the stream ended before the answer did")
+        finally:
+            # A break out of the loop does not end the call.
+            call.cancel()
+
+    async def list_models(self, instance: str) -> list[ModelInfo]:
+        """The models of a node.
+
+        Raises:
+            grpc.aio.AioRpcError: the node does not answer.
+        """
+        response = await self._stub.ListModels(pb.ListModelsRequest(), metadata=_pin(instance))
+        return [
+            ModelInfo(
+                id=model.id,
+                context_token_count_max=model.context_token_count_max,
+                fingerprint=_fingerprint(model),
+                created_unix_s=model.created_unix_s,
+            )
+            for model in response.models
+        ]
+
+    def watch_load(self, instance: str) -> AsyncGenerator[pb.WatchLoadResponse, None]:
+        """A node's reports, until its stream breaks (grpc.aio.AioRpcError)."""
+        return self._watch_load(instance)
+
+    async def _watch_load(self, instance: str) -> AsyncGenerator[pb.WatchLoadResponse, None]:
+        request = pb.WatchLoadRequest(min_interval_ms=LOAD_INTERVAL_MS)
+        call = self._stub.WatchLoad(request, metadata=_pin(instance))
+        try:
+            async for response in call:
+                yield response
+        finally:
+            call.cancel()
+
+
+def affinity_key(ask: Ask, caller: Caller) -> bytes:
+    """Same tenant and same opening, same key: the stored conversation, or its first question."""
+    digest = blake2b(caller.account_id.encode(), digest_size=16)
+    if ask.conversation_id:
+        digest.update(ask.conversation_id.encode())
+        return digest.digest()
+    for message in ask.messages:
+        digest.update(message.content.encode())
+        if message.role == "user":
+            break
+    return digest.digest()
+
+
+def derived_seed(ask: Ask, caller: Caller, choice_index: int) -> int:
+    """The seed of one answer: the client's, or one of the turn; another for each choice."""
+    seed = ask.sampling.seed
+    if seed is None:
+        seed = int.from_bytes(blake2b(caller.turn_id.encode(), digest_size=8).digest(), "big")
+    return (seed + choice_index) & UINT64_MASK
+
+
+def _request(ask: Ask, caller: Caller, prompt: Prompt, choice_index: int) -> pb.GenerateRequest:
+    sampling = ask.sampling
+    return pb.GenerateRequest(
+        turn_id=caller.turn_id,
+        choice_index=choice_index,
+        model=ask.model,
+        prompt_token_ids=prompt.token_ids,
+        max_tokens=prompt.max_tokens,
+        sampling=pb.SamplingParams(
+            temperature=sampling.temperature,
+            top_p=sampling.top_p,
+            seed=derived_seed(ask, caller, choice_index),
+            presence_penalty=sampling.presence_penalty,
+            frequency_penalty=sampling.frequency_penalty,
+            logit_bias=sampling.logit_bias,
+        ),
+        stop=pb.StopConditions(strings=ask.stop),
+        priority=PRIORITIES[caller.tier],
+        # Opaque to the node: it must not learn who asks.
+        cache_salt=blake2b(caller.account_id.encode(), digest_size=16, person=b"salt").hexdigest(),
+        logprobs=ask.logprobs,
+        top_logprobs=ask.top_logprobs,
+    )
+
+
+def _pin(instance: str) -> tuple[tuple[str, str], ...]:
+    return ((INSTANCE_KEY, instance),) if instance else ()
+
+
+def _fingerprint(model: pb.Model) -> str:
+    weights = f"{model.id} {model.tokenizer_digest} {model.engine} {model.created_unix_s}"
+    return "fp_" + blake2b(weights.encode(), digest_size=16).hexdigest()[:FINGERPRINT_DIGITS]
+
+
+def _frame(response: pb.GenerateResponse, emitted: list[int]) -> Frame:
+    event = response.WhichOneof("event")
+    if event == "tokens":
+        tokens = response.tokens
+        if tokens.first_position != len(emitted):
+            raise BrokenStreamError("the node is out of step")
+        emitted.extend(tokens.token_ids)
+        logprobs = [_position(each) for each in tokens.logprobs] if tokens.logprobs else ()
+        return Frame(len(tokens.token_ids), tokens.text, logprobs)
+    if event == "finished":
+        finished = response.finished
+        if finished.finish_reason not in FINISH_REASONS:
+            raise BrokenStreamError("the node gave the answer up")
+        return Frame(
+            text=finished.text,
+            finish_reason=FINISH_REASONS[finished.finish_reason],
+            cached_token_count=finished.usage.cached_token_count,
+        )
+    return Frame()
+
+
+def _position(position: pb.PositionLogprobs) -> Logprob:
+    def one(token: pb.TokenLogprob, top: Sequence[Logprob] = ()) -> Logprob:
+        return Logprob(token.text, token.logprob, top)
+
+    return one(position.chosen, [one(token) for token in position.top])

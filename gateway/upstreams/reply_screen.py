@@ -1,0 +1,158 @@
+"""The screening of one answer: text in, clearances out, across the death of a safety process.
+
+A stream that breaks is opened anew with the text that was released, judged again as context, and
+with the text that was not. Until then nothing leaves.
+"""
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Any
+
+import grpc
+import structlog
+
+from chatmesh.safety.v1 import safety_pb2 as pb
+from gateway import errors
+from gateway.answer import whole_characters
+from gateway.errors import public
+from gateway.settings import TurnLimits
+from gateway.upstreams.failures import translate
+from mesh.chassis.errors import MeshError
+
+log = structlog.get_logger()
+
+
+@dataclass(frozen=True, slots=True)
+class Clearance:
+    """One decision about an answer."""
+
+    # Bytes of the answer that may leave.
+    release_up_to_offset: int = 0
+    # All may leave, and nothing follows.
+    cleared: bool = False
+    # Nothing more may leave, and nothing follows.
+    blocked: bool = False
+    # With `cleared`: spans (start, end) in bytes of the answer to mask where they have not left.
+    masks: Sequence[tuple[int, int]] = ()
+
+
+class ReplyScreen:
+    """One answer under screening."""
+
+    def __init__(
+        self, open_call: Callable[[], Any], start: pb.ReplyStart, limits: TurnLimits
+    ) -> None:
+        self._open_call, self._start, self._limits = open_call, start, limits
+        self._call: Any = None
+        # What a new stream must be told: all text, how much of it is released, whether it ended.
+        self._text = bytearray()
+        self._released_offset = 0
+        self._unanswered_token_count = 0
+        self._is_open = self._ended = False
+        # Writes of `add` and of a reopening must not cross.
+        self._writing = asyncio.Lock()
+
+    def begin(self) -> None:
+        """Opens the stream, so that it is there when the first text is; `cancel` ends it."""
+        self._call = self._open_call()
+
+    async def open(self) -> None:
+        """Sends the start; quiet when the stream is broken, for `clearances` opens it anew."""
+        async with self._writing:
+            if not self._is_open:
+                self._is_open = True
+                await self._write(pb.ScreenReplyRequest(start=self._start))
+
+    async def add(self, text: str, token_count: int) -> None:
+        """Sends more text; returns when the stream took it (back-pressure)."""
+        async with self._writing:
+            self._text += text.encode()
+            self._unanswered_token_count += token_count
+            delta = pb.ReplyDelta(text=text, token_count=max(1, token_count))
+            await self._write(pb.ScreenReplyRequest(delta=delta))
+
+    async def end(self) -> None:
+        """Says that the answer is complete."""
+        async with self._writing:
+            self._ended = True
+            await self._write(pb.ScreenReplyRequest(end=pb.ReplyEnd()))
+
+    async def clearances(self) -> AsyncGenerator[Clearance, None]:
+        """The decisions; the last one is `cleared` or `blocked`.
+
+        Raises:
+            MeshError: SERVICE_UNAVAILABLE, TIMEOUT: no decision, nothing more may leave.
+        """
+        attempt = 0
+        while True:
+            try:
+                async with aclosing(self._read()) as clearances:
+                    async for clearance in clearances:
+                        attempt = 0
+                        yield clearance
+                        if clearance.cleared or clearance.blocked:
+                            return
+                failure = _no_decision()
+            except (grpc.aio.AioRpcError, MeshError) as error:
+                failure = error if isinstance(error, MeshError) else MeshError.from_rpc(error)
+            attempt += 1
+            movable = failure.code is grpc.StatusCode.UNAVAILABLE
+            if not movable or attempt > self._limits.safety_attempt_count_max:
+                raise translate("safety", failure)
+            log.warning("screening_reopened", turn_id=self._start.subject.turn_id, attempt=attempt)
+            await asyncio.sleep(self._limits.safety_backoff_s * 2 ** (attempt - 1))
+            await self._reopen()
+
+    def cancel(self) -> None:
+        """Ends the stream if it is still open."""
+        if self._call:
+            self._call.cancel()
+
+    async def _read(self) -> AsyncGenerator[Clearance, None]:
+        base = self._released_offset  # offsets do not count what was released before the start
+        async for response in self._call:
+            event = response.WhichOneof("event")
+            if event == "release":
+                offset = base + response.release.release_up_to_offset
+                self._released_offset = whole_characters(self._text, offset)
+                self._unanswered_token_count = 0
+                yield Clearance(self._released_offset)
+            elif event == "cleared":
+                yield Clearance(cleared=True, masks=_masks(response.cleared.verdict, base))
+            elif event == "block":
+                yield Clearance(blocked=True)
+
+    async def _reopen(self) -> None:
+        self._call.cancel()
+        self._call = self._open_call()
+        async with self._writing:
+            self._is_open = True
+            self._start.released_text = self._text[: self._released_offset].decode()
+            waiting = self._text[self._released_offset :].decode()
+            await self._write(pb.ScreenReplyRequest(start=self._start))
+            if waiting:
+                count = max(1, self._unanswered_token_count)
+                delta = pb.ReplyDelta(text=waiting, token_count=count)
+                await self._write(pb.ScreenReplyRequest(delta=delta))
+            if self._ended:
+                await self._write(pb.ScreenReplyRequest(end=pb.ReplyEnd()))
+
+    async def _write(self, request: pb.ScreenReplyRequest) -> None:
+        try:
+            await self._call.write(request)
+        except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
+            return  # the stream is over: `clearances` hears of it
+
+
+def _masks(verdict: pb.Verdict, base: int) -> list[tuple[int, int]]:
+    if verdict.action != pb.ACTION_REDACT:
+        return []
+    return [(base + each.start_offset, base + each.end_offset) for each in verdict.findings]
+
+
+def _no_decision() -> MeshError:
+    """An end without a decision: fails closed."""
+    message = "The safety service ended without a decision; try again shortly."
+    return public(errors.SERVICE_UNAVAILABLE, message, service="safety")

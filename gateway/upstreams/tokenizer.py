@@ -1,0 +1,87 @@
+"""The alphabet: messages to a prompt that fits the model."""
+
+from collections.abc import Sequence
+
+import grpc
+
+from chatmesh.tokenizer.v1 import tokenizer_pb2 as pb
+from chatmesh.tokenizer.v1 import tokenizer_pb2_grpc
+from gateway import errors
+from gateway.domain import Message, ModelInfo, Prompt
+from gateway.upstreams.failures import translated
+from mesh.chassis.errors import MeshError
+
+ROLES = {
+    "system": pb.ROLE_SYSTEM,
+    "user": pb.ROLE_USER,
+    "assistant": pb.ROLE_ASSISTANT,
+    "tool": pb.ROLE_TOOL,
+}
+# When the client left the length open, at most this part of the context is kept for the answer.
+ANSWER_ROOM_DIVISOR = 4
+
+
+class Tokenizer:
+    """Encodes."""
+
+    def __init__(self, channel: grpc.aio.Channel, answer_room_token_count: int) -> None:
+        self._stub = tokenizer_pb2_grpc.TokenizerServiceStub(channel)
+        self._answer_room_token_count = answer_room_token_count
+
+    async def encode(
+        self, model: ModelInfo, messages: Sequence[Message], max_tokens: int, limit: int
+    ) -> Prompt:
+        """The prompt of a conversation, its oldest turns dropped whole where they must.
+
+        Args:
+            model: the model.
+            messages: oldest first.
+            max_tokens: tokens of an answer; 0: what the context leaves.
+            limit: most tokens of an answer when max_tokens is 0.
+
+        Raises:
+            MeshError: CONTEXT_LENGTH_EXCEEDED with "limit" and "count", INVALID_PARAMETER.
+        """
+        request = pb.EncodeRequest(
+            model=model.id,
+            messages=[
+                pb.Message(role=ROLES[each.role], content=each.content, name=each.name)
+                for each in messages
+            ],
+            max_tokens=max_tokens or self._room(model),
+        )
+        try:
+            response = await self._encode(request)
+        except MeshError as error:
+            if max_tokens or error.reason != errors.CONTEXT_LENGTH_EXCEEDED:
+                raise
+            request.max_tokens = 0  # a short answer is better than none
+            response = await self._encode(request)
+        return Prompt(
+            token_ids=response.token_ids,
+            max_tokens=max_tokens or min(response.answer_token_count_max, limit),
+            dropped_message_count=response.dropped_message_count,
+            message_token_counts=_counts(messages, response),
+        )
+
+    async def _encode(self, request: pb.EncodeRequest) -> pb.EncodeResponse:
+        with translated("tokenizer"):
+            return await self._stub.Encode(request)
+
+    def _room(self, model: ModelInfo) -> int:
+        quarter = model.context_token_count_max // ANSWER_ROOM_DIVISOR
+        return min(self._answer_room_token_count, quarter)
+
+
+def _counts(messages: Sequence[Message], response: pb.EncodeResponse) -> list[int]:
+    """Spreads the counts of the kept messages over all; dropped ones (the oldest) count 0."""
+    kept = iter(response.message_token_counts)
+    to_drop = response.dropped_message_count
+    counts = []
+    for message in messages:
+        if message.role != "system" and to_drop:
+            to_drop -= 1
+            counts.append(0)
+        else:
+            counts.append(next(kept, 0))
+    return counts

@@ -1,0 +1,143 @@
+"""Which node works at an answer, and how another one goes on."""
+
+import asyncio
+
+import grpc
+import pytest
+
+from chatmesh.mesh.v1 import mesh_pb2
+from gateway.pool import Pool
+from gateway.upstreams.inference import Inference
+from gateway.watch import watch
+from tests.support.fakes import Fakes, Script, failure
+from tests.support.gateway_turns import TURN, running_gateway
+from tests.support.loopback import loopback
+
+GONE = failure(grpc.StatusCode.UNAVAILABLE)
+FULL = failure(grpc.StatusCode.RESOURCE_EXHAUSTED, "QUEUE_FULL")
+WORDS = ["One", " two", " three", " four"]
+
+
+def broken_after(count: int, error=GONE) -> Fakes:
+    fakes = Fakes()
+    fakes.inference.scripts = [Script(WORDS, break_after=count, error=error), Script(WORDS)]
+    return fakes
+
+
+@pytest.mark.parametrize("count", [0, 1, 3, 4])
+async def test_a_broken_stream_goes_on_without_a_gap_or_a_double(count):
+    fakes = broken_after(count)
+    async with running_gateway(fakes) as gateway:
+        gateway.pool.replace({"inference-1": "a", "inference-2": "b"})
+        answer = await gateway.post({"stream": True})
+    assert answer.text == "One two three four"
+    assert answer.frames[-1][1] == "[DONE]"
+    first, second = fakes.inference.requests
+    assert (first.attempt, second.attempt) == (0, 1)
+    assert list(second.emitted_token_ids) == [1000, 1001, 1002, 1003][:count]
+    assert set(fakes.inference.pins) == {"inference-1", "inference-2"}
+    assert fakes.billing.settled[TURN].output_token_count == 4
+
+
+@pytest.mark.parametrize(
+    "error",
+    [failure(grpc.StatusCode.CANCELLED), failure(grpc.StatusCode.UNAVAILABLE, "DRAINING")],
+)
+async def test_other_breaks_that_move_an_answer(error):
+    fakes = broken_after(2, error)
+    async with running_gateway(fakes) as gateway:
+        answer = await gateway.post({})
+    assert answer.json["choices"][0]["message"]["content"] == "One two three four"
+
+
+async def test_a_stream_without_an_end_is_a_broken_one():
+    fakes = Fakes()
+    given_up = Script(WORDS[:2], finish=3)  # FINISH_REASON_CANCELLED
+    fakes.inference.scripts = [given_up, Script(WORDS)]
+    async with running_gateway(fakes) as gateway:
+        answer = await gateway.post({})
+    assert answer.json["choices"][0]["message"]["content"] == "One two three four"
+
+
+async def test_the_same_node_is_tried_again_when_there_is_no_other():
+    fakes = broken_after(1)
+    async with running_gateway(fakes) as gateway:
+        gateway.pool.replace({"inference-1": "a"})
+        answer = await gateway.post({})
+    assert answer.status == 200
+    assert fakes.inference.pins == ["inference-1", "inference-1"]
+
+
+async def test_attempts_are_bounded():
+    fakes = Fakes()
+    fakes.inference.scripts = [Script(WORDS, break_after=0, error=GONE)]
+    async with running_gateway(fakes, node_attempt_count_max=3) as gateway:
+        answer = await gateway.post({})
+        await gateway.background.finish()
+    assert (answer.status, answer.json["error"]["code"]) == (503, "service_unavailable")
+    assert answer.json["error"]["metadata"] == {"service": "inference"}
+    assert len(fakes.inference.requests) == 3
+    assert fakes.billing.released == [TURN]
+
+
+async def test_a_full_node_sends_the_request_to_another():
+    fakes = Fakes()
+    fakes.inference.faults.add("Generate", FULL)
+    async with running_gateway(fakes) as gateway:
+        gateway.pool.replace({"inference-1": "a", "inference-2": "b"})
+        answer = await gateway.post({})
+    assert answer.status == 200
+    assert sorted(fakes.inference.pins) == ["inference-1", "inference-2"]
+
+
+async def test_when_all_are_full_the_client_is_told_at_once_when_to_come_back():
+    fakes = Fakes()
+    fakes.inference.faults.add("Generate", FULL, FULL, FULL)
+    async with running_gateway(fakes) as gateway:
+        gateway.pool.replace({"inference-1": "a", "inference-2": "b"})
+        answer = await gateway.post({"stream": True})
+    assert (answer.status, answer.json["error"]["code"]) == (503, "overloaded")
+    assert int(answer.headers["retry-after"]) >= 1
+    assert len(fakes.inference.requests) == 2
+
+
+async def test_a_conversation_stays_with_its_node():
+    async with running_gateway() as gateway:
+        gateway.pool.replace({f"inference-{number}": "" for number in range(5)})
+        for words in ("more", "even more"):
+            later = [
+                {"role": "user", "content": "The same first question"},
+                {"role": "assistant", "content": "yes"},
+                {"role": "user", "content": words},
+            ]
+            await gateway.post({"messages": later})
+    assert len(set(gateway.fakes.inference.pins)) == 1
+
+
+async def test_the_pool_follows_the_mesh_and_the_nodes_reports():
+    fakes, pool = Fakes(), Pool()
+    views: asyncio.Queue[tuple[mesh_pb2.Instance, ...]] = asyncio.Queue()
+
+    async def instances():
+        while True:
+            yield await views.get()
+
+    def instance(name: str, state=mesh_pb2.INSTANCE_STATE_SERVING) -> mesh_pb2.Instance:
+        return mesh_pb2.Instance(service="inference", name=name, address="x", state=state)
+
+    async def until(condition) -> None:
+        async with asyncio.timeout(10):
+            while not condition():  # noqa: ASYNC110  # the pool announces nothing
+                await asyncio.sleep(0.001)
+
+    async with loopback(fakes.registrations()) as channel:
+        watching = asyncio.create_task(watch(pool, Inference(channel), instances()))
+        draining = mesh_pb2.INSTANCE_STATE_DRAINING
+        views.put_nowait((instance("inference-1"), instance("inference-2", draining)))
+        await until(lambda: any(node.load.kv_block_count for node in pool.nodes))
+        assert [node.name for node in pool.nodes] == ["inference-1"]
+        assert pool.nodes[0].load.kv_block_free_count == 90
+        views.put_nowait(())
+        await until(lambda: not pool.nodes)
+        watching.cancel()
+        await asyncio.wait([watching])

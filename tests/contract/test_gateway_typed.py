@@ -1,0 +1,155 @@
+"""The typed face: the same turn, numbered events, public reasons."""
+
+import asyncio
+
+import grpc
+import pytest
+from google.protobuf import text_format
+
+from chatmesh.chat.v1 import chat_pb2 as pb
+from mesh.chassis.errors import MeshError
+from tests.support.fakes import MODEL, Fakes, Script
+from tests.support.gateway_turns import TURN, failed, identity, running_gateway
+
+
+def asking(**fields) -> pb.ChatRequest:
+    message = pb.Message(role=pb.ROLE_USER, content="How are you?")
+    return pb.ChatRequest(**({"messages": [message]} | fields))
+
+
+async def events_of(gateway, request: pb.ChatRequest) -> list[pb.ChatResponse]:
+    return [each async for each in gateway.chat.Chat(request, metadata=identity())]
+
+
+async def test_a_turn_event_by_event():
+    fakes = Fakes()
+    fakes.inference.scripts = [Script(["Hi", " there"])]
+    async with running_gateway(fakes) as gateway:
+        events = await events_of(gateway, asking(seed=4, temperature=0, max_tokens=5))
+    shown = [text_format.MessageToString(each, as_one_line=True) for each in events]
+    assert shown == [
+        f'sequence: 0 started {{ turn_id: "{TURN}" model: "{MODEL}" }}'.replace("sequence: 0 ", ""),
+        'sequence: 1 delta { text: "Hi" token_count: 1 }',
+        'sequence: 2 delta { text: " there" token_count: 2 }',
+        "sequence: 3 choice_finished { finish_reason: FINISH_REASON_STOP }",
+        "sequence: 4 finished { usage { prompt_token_count: 3 cached_token_count: 2 "
+        "completion_token_count: 2 } }",
+    ]
+    request = fakes.inference.requests[0]
+    assert (request.sampling.seed, request.sampling.temperature, request.max_tokens) == (4, 0, 5)
+
+
+async def test_absent_is_not_zero():
+    async with running_gateway() as gateway:
+        await events_of(gateway, asking())
+    assert not gateway.fakes.inference.requests[0].sampling.HasField("temperature")
+
+
+async def test_finish_reasons():
+    fakes = Fakes()
+    fakes.inference.choose = lambda request: [
+        Script(["a"], finish=2),
+        Script(["b POISON"]),
+    ][request.choice_index]
+    async with running_gateway(fakes) as gateway:
+        events = await events_of(gateway, asking(n=2))
+    reasons = {
+        each.choice_finished.choice_index: each.choice_finished.finish_reason
+        for each in events
+        if each.HasField("choice_finished")
+    }
+    assert reasons == {0: pb.FINISH_REASON_LENGTH, 1: pb.FINISH_REASON_CONTENT_FILTER}
+
+
+async def test_dropped_messages_are_told_and_a_conversation_is_named():
+    fakes = Fakes()
+    fakes.tokenizer.drop = 1
+    old = pb.Message(role=pb.ROLE_USER, content="long ago")
+    new = pb.Message(role=pb.ROLE_USER, content="now it is")
+    async with running_gateway(fakes) as gateway:
+        events = await events_of(gateway, asking(store=True, messages=[old, new]))
+    started = events[0].started
+    assert started.dropped_message_count == 1
+    assert started.conversation_id.startswith("thr_")
+    counts = [each.token_count for each in fakes.conversation.appended[0].messages]
+    assert counts == [0, 3, 4]
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"messages": []}, "messages"),
+        ({"messages": [pb.Message(content="x")]}, "messages[0].role"),
+        ({"n": 5}, "n"),
+        ({"temperature": float("nan")}, "temperature"),
+        ({"temperature": 3.0}, "temperature"),
+        ({"top_p": 0.0}, "top_p"),
+        ({"max_tokens": 1 << 30}, "max_tokens"),
+        ({"stop": [""]}, "stop"),
+        ({"user": "x" * 257}, "user"),
+    ],
+)
+async def test_wrong_parameters(fields, param):
+    async with running_gateway() as gateway:
+        call = gateway.chat.Chat(asking(**fields), metadata=identity())
+        error = MeshError.from_rpc(await failed(call))
+    assert (error.code, error.reason) == (grpc.StatusCode.INVALID_ARGUMENT, "INVALID_PARAMETER")
+    assert error.metadata["param"] == param
+
+
+async def test_cancelling_the_call_cancels_the_generation():
+    fakes = Fakes()
+    fakes.inference.scripts = [Script(["a", "b"], gate_at=1)]
+    async with running_gateway(fakes) as gateway:
+        call = gateway.chat.Chat(asking(), metadata=identity())
+        await call.read()
+        await call.read()
+        call.cancel()
+        await asyncio.wait_for(fakes.inference.cancelled.wait(), 10)
+        await asyncio.wait_for(fakes.billing.concluded.wait(), 10)
+    assert fakes.billing.settled[TURN].output_token_count == 1
+
+
+async def test_a_stalled_reader_ends_the_turn():
+    fakes = Fakes()
+    fakes.inference.scripts = [Script(["x" * 4000] * 1000)]
+    async with running_gateway(fakes, reader_stall_s_max=0.2) as gateway:
+        call = gateway.chat.Chat(asking(), metadata=identity())
+        await call.read()
+        await asyncio.wait_for(fakes.billing.concluded.wait(), 20)
+        call.cancel()
+    assert fakes.billing.settled[TURN].output_token_count < 1000
+
+
+async def test_models_conversations_and_usage():
+    async with running_gateway() as gateway:
+        models = await gateway.chat.ListModels(pb.ListModelsRequest(), metadata=identity())
+        events = await events_of(gateway, asking(store=True))
+        thread = events[0].started.conversation_id
+        listed = await gateway.conversations.ListConversations(
+            pb.ListConversationsRequest(), metadata=identity()
+        )
+        got = await gateway.conversations.GetConversation(
+            pb.GetConversationRequest(conversation_id=thread), metadata=identity()
+        )
+        renamed = await gateway.conversations.RenameConversation(
+            pb.RenameConversationRequest(conversation_id=thread, title="New"), metadata=identity()
+        )
+        await gateway.conversations.DeleteConversation(
+            pb.DeleteConversationRequest(conversation_id=thread), metadata=identity()
+        )
+        gone = gateway.conversations.GetConversation(
+            pb.GetConversationRequest(conversation_id=thread), metadata=identity()
+        )
+        error = MeshError.from_rpc(await failed(gone))
+        usage = await gateway.usage.GetUsage(pb.GetUsageRequest(), metadata=identity())
+    assert [model.id for model in models.models] == [MODEL]
+    assert [each.id for each in listed.conversations] == [thread]
+    assert [(each.role, each.content) for each in got.conversation.messages] == [
+        (pb.ROLE_USER, "How are you?"),
+        (pb.ROLE_ASSISTANT, "Hello wide world."),
+    ]
+    assert got.conversation.messages[1].finish_reason == pb.FINISH_REASON_STOP
+    assert renamed.conversation.title == "New"
+    assert (error.code, error.reason) == (grpc.StatusCode.NOT_FOUND, "CONVERSATION_NOT_FOUND")
+    assert (usage.period, usage.input_token_count, usage.budget_nanousd) == ("2026-11", 100, -1)

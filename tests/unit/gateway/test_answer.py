@@ -1,0 +1,91 @@
+"""generated = released + withheld, whatever the frames and the offsets."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.answer import Answer
+from gateway.domain import Frame, Logprob
+
+FRAMES = st.lists(st.tuples(st.text(max_size=5), st.integers(0, 3)), max_size=12)
+
+
+def received(answer: Answer, text: str, tokens: int = 1, **more) -> None:
+    answer.token_ids.extend(range(tokens))
+    answer.receive(Frame(tokens, text, **more))
+
+
+@given(FRAMES, st.lists(st.integers(0, 80)), st.booleans())
+def test_conservation(frames, offsets, blocked):
+    answer, shown = Answer(0), []
+    whole = "".join(text for text, _ in frames)
+    for text, tokens in frames:
+        received(answer, text, tokens)
+        if offsets and (delta := answer.release(offsets.pop())):
+            shown.append(delta.text)
+        assert answer.released_token_count + answer.withheld_token_count == len(answer.token_ids)
+        assert whole.startswith("".join(shown))
+    if blocked:
+        answer.block()
+        assert answer.finish_reason == "content_filter"
+        assert answer.clear() is None
+    else:
+        answer.receive(Frame(finish_reason="stop"))
+        if delta := answer.clear():
+            shown.append(delta.text)
+        assert "".join(shown) == whole
+        assert answer.withheld_token_count == 0
+        assert answer.finish_reason == "stop"
+    assert answer.text == "".join(shown)
+
+
+def test_an_offset_inside_a_character_releases_less():
+    answer = Answer(1)
+    received(answer, "aé✓")
+    assert answer.release(2).text == "a"
+    assert answer.release(3).text == "é"
+    assert answer.release(5) is None
+    assert answer.release(6).text == "✓"
+
+
+def test_tokens_count_once_their_frame_is_out_and_bring_their_log_probabilities():
+    answer = Answer(0)
+    found = [Logprob(b"ab", -1.0)]
+    received(answer, "ab", 1, logprobs=found)
+    received(answer, "", 1)
+    received(answer, "cd", 2)
+    first = answer.release(1)
+    assert (first.text, first.token_count, list(first.logprobs)) == ("a", 0, [])
+    second = answer.release(2)
+    assert (second.text, second.token_count, list(second.logprobs)) == ("b", 2, found)
+    assert answer.release(4).token_count == 4
+
+
+@pytest.mark.parametrize(
+    ("masks", "rest"),
+    [
+        ([(6, 8)], "56[redacted]90é"),
+        ([(0, 4)], "567890é"),
+        ([(0, 5)], "[redacted]67890é"),
+        ([(7, 8), (5, 6)], "5[redacted]7[redacted]90é"),
+        ([(5, 8), (6, 7)], "5[redacted]90é"),
+        ([(10, 99)], "567890[redacted]"),
+        ([(11, 12)], "567890[redacted]"),
+        ([(3, 3)], "567890é"),
+    ],
+)
+def test_masks_cover_what_has_not_left(masks, rest):
+    answer = Answer(0)
+    received(answer, "1234567890é", 3, logprobs=[Logprob(b"x", -1.0)])
+    answer.release(4)
+    delta = answer.clear(masks)
+    assert delta.text == rest
+    assert (delta.token_count, list(delta.logprobs)) == (3, [])
+
+
+def test_offsets_never_fall_back():
+    answer = Answer(0)
+    received(answer, "abc")
+    assert answer.release(2).text == "ab"
+    assert answer.release(1) is None
+    assert answer.release(99).text == "c"
