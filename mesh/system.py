@@ -25,7 +25,8 @@ from mesh.topology import Topology
 TOPOLOGY = PROJECT / "mesh" / "topology.yaml"
 START_TIMEOUT_S = 120.0
 POLL_S = 0.02
-STOP_TIMEOUT_S = 15.0
+# A gateway repeats for 30 s what it has to settle while a store is away.
+STOP_TIMEOUT_S = 32.0
 # A process that dies this often before it was ever ready will not come up by itself.
 RESTARTS_AT_START_MAX = 4
 STORES = ("postgres", "redis")

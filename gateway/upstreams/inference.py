@@ -21,7 +21,8 @@ from gateway.domain import (
 
 INSTANCE_KEY = "x-chatmesh-instance"
 PRIORITIES = {
-    "free": pb.PRIORITY_LOW,
+    # Not low: a node serves that only when nothing else waits.
+    "free": pb.PRIORITY_NORMAL,
     "pro": pb.PRIORITY_NORMAL,
     "enterprise": pb.PRIORITY_HIGH,
     "admin": pb.PRIORITY_HIGH,
