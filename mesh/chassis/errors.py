@@ -72,7 +72,7 @@ class MeshError(Exception):
         result = cls(error.code(), "", error.details() or error.code().name)
         status = None
         with contextlib.suppress(ValueError):  # details that contradict the status: ignored
-            status = rpc_status.from_call(error)  # type: ignore[arg-type]
+            status = rpc_status.from_call(error)
         for detail in status.details if status else ():
             if detail.Is(error_details_pb2.ErrorInfo.DESCRIPTOR):
                 info = error_details_pb2.ErrorInfo()
@@ -87,8 +87,7 @@ class MeshError(Exception):
 
 async def abort(context: "grpc.aio.ServicerContext[Any, Any]", error: MeshError) -> None:
     """Ends the call of `context` with `error`; never returns (grpc raises AbortError)."""
-    # grpc.aio has the method, its published types do not.
-    await context.abort_with_status(rpc_status.to_status(error.to_status()))  # type: ignore[attr-defined]
+    await context.abort_with_status(rpc_status.to_status(error.to_status()))
 
 
 def _packed(message: error_details_pb2.ErrorInfo | error_details_pb2.RetryInfo) -> any_pb2.Any:

@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 import grpc
 import structlog
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-from grpc_health.v1.health import aio as health_aio  # type: ignore[attr-defined]
+from grpc_health.v1.health import aio as health_aio
 from grpc_reflection.v1alpha import reflection
 from opentelemetry import context as otel_context
 from opentelemetry import trace
@@ -61,7 +61,7 @@ _seconds = Histogram(
 _in_flight = Gauge("chatmesh_rpc_server_in_flight", "Calls being served", ["method"])
 
 
-class ErrorInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # not generic at run time
+class ErrorInterceptor(grpc.aio.ServerInterceptor):
     """Translates failures into statuses; also counts, times and traces the calls."""
 
     def __init__(self) -> None:
@@ -331,4 +331,4 @@ class _Recorder:
         self._server.add_generic_rpc_handlers(handlers)
 
     def add_registered_method_handlers(self, service: str, handlers: Any) -> None:
-        self._server.add_registered_method_handlers(service, handlers)  # type: ignore[attr-defined]
+        self._server.add_registered_method_handlers(service, handlers)

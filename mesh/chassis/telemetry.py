@@ -9,7 +9,7 @@ import structlog
 from opentelemetry import trace
 from opentelemetry.sdk.environment_variables import OTEL_EXPORTER_OTLP_ENDPOINT
 from opentelemetry.sdk.resources import Resource
-from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace import TracerProvider, sampling
 from opentelemetry.sdk.trace.export import BatchSpanProcessor
 from prometheus_client import start_http_server
 
@@ -35,10 +35,13 @@ def configure(service: str, instance: str, log_level: str) -> None:
     )
     structlog.contextvars.clear_contextvars()
     _instance[0] = instance
+    exporting = bool(os.environ.get(OTEL_EXPORTER_OTLP_ENDPOINT))
     provider = TracerProvider(
-        resource=Resource.create({"service.name": service, "service.instance.id": instance})
+        # A span that nobody will see need not be recorded; its ids travel all the same.
+        sampler=sampling.DEFAULT_ON if exporting else sampling.ALWAYS_OFF,
+        resource=Resource.create({"service.name": service, "service.instance.id": instance}),
     )
-    if _otlp_configured():
+    if exporting:
         from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
 
         provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
@@ -62,7 +65,3 @@ def _with_trace_id(
     if span.is_valid:
         event["trace_id"] = f"{span.trace_id:032x}"
     return event
-
-
-def _otlp_configured() -> bool:
-    return bool(os.environ.get(OTEL_EXPORTER_OTLP_ENDPOINT))
