@@ -1,5 +1,6 @@
 """What a person may set for `make run`; everything has a default that works."""
 
+from pathlib import PurePath
 from typing import Annotated
 
 from pydantic import BeforeValidator, Field
@@ -15,6 +16,9 @@ def _replicas(text: object) -> object:
         raise ValueError("write it as service=count,service=count")
     return {service.strip(): count for service, count in pairs}
 
+
+# The model in this repository.
+MODEL_DEFAULT = "chatmesh-tiny"
 
 Count = Annotated[int, Field(ge=0, le=64)]
 Port = Annotated[int, Field(ge=1, le=65535)]
@@ -38,6 +42,11 @@ class UpSettings(BaseSettings):
     model_id: str = ""
     # "torch" or "simulated".
     inference_engine: str = ""
+
+    @property
+    def served_model_id(self) -> str:
+        """The id under which the model answers."""
+        return self.model_id or PurePath(self.model or MODEL_DEFAULT).name
 
     def replicas_of(self, service: str, default: int) -> int:
         """How many processes of a service to run."""

@@ -233,8 +233,10 @@ def report(contenders: list[Contender], bare: list[float], starts: dict[str, flo
             for count, value in ours["tokens_per_s"].items()
         }
         if "added_first_token_ms" in ours:
-            ratio = ours["added_first_token_ms"] / theirs["added_first_token_ms"]
-            result["ratio_added_first_token"] = round(ratio, 3)
+            result["ratio_added_first_token"] = {
+                count: round(value / max(theirs["first_token_ms"][count] - bare_ms, 0.001), 3)
+                for count, value in ours["first_token_ms"].items()
+            }
     for name, value in result.items():
         print(f"{name:<28} {value}")
     print(json.dumps(result))

@@ -67,6 +67,7 @@ class Load:
                 kind = self._once()
             except (OSError, EOFError, ValueError, AssertionError) as error:
                 kind = f"cut ({type(error).__name__})"
+                self._stop.wait(0.05)  # as a client would, before it connects again
             self.outcomes.append(Outcome(begin, time.monotonic(), kind))
 
     def _once(self) -> str:
@@ -136,10 +137,9 @@ def _await_count(load: Load, count: int, since: float | None = None) -> None:
 
 def _await_back(mesh: RunningMesh, process: str, before: dict) -> float | None:
     end = time.monotonic() + RESTART_TIMEOUT_S
-    well = ("serving", "running")
     while time.monotonic() < end:
         row = mesh.row(process)
-        if row["pid"] not in (0, before["pid"]) and row["health"] in well:
+        if row["pid"] not in (0, before["pid"]) and row["health"] == before["health"]:
             return time.monotonic()
         time.sleep(0.1)
     return None

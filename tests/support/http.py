@@ -39,8 +39,11 @@ class Connection:
         self._socket.sendall(f"{method} {path} HTTP/1.1\r\n{head}\r\n".encode() + body)
 
     def head(self) -> tuple[int, dict[str, str]]:
-        """Reads status and headers."""
-        status = int(self._file.readline().split()[1])
+        """Reads status and headers; EOFError when the connection was cut before them."""
+        first = self._file.readline()
+        if not first:
+            raise EOFError("the connection was cut before the answer")
+        status = int(first.split()[1])
         headers = {}
         while (line := self._file.readline().decode().strip()) != "":
             name, _, value = line.partition(":")
