@@ -42,6 +42,8 @@ def test_the_node_sdk_chats(mesh_copy, sdk):
     assert done.returncode == 0, done.stderr
     said = json.loads(done.stdout)
     assert said["text"] == said["whole"]["choices"][0]["message"]["content"]
-    assert said["usage"] == said["whole"]["usage"]
+    # What the prefix cache had may differ from one request to the next.
+    for count in ("prompt_tokens", "completion_tokens", "total_tokens"):
+        assert said["usage"][count] == said["whole"]["usage"][count]
     assert said["refusal"] == {"status": 404, "code": "model_not_found", "param": "model"}
     assert "chatmesh-tiny" in said["models"]

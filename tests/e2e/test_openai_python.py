@@ -41,7 +41,9 @@ def test_a_stream_says_what_the_whole_answer_says(client):
     assert [c.choices[0].finish_reason for c in chunks if c.choices][-1] == (
         whole.choices[0].finish_reason
     )
-    assert chunks[-1].usage == whole.usage
+    # What the prefix cache had may differ from one request to the next.
+    assert chunks[-1].usage.prompt_tokens == whole.usage.prompt_tokens
+    assert chunks[-1].usage.completion_tokens == whole.usage.completion_tokens
     assert all(chunk.usage is None for chunk in chunks[:-1])
 
 

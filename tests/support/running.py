@@ -18,6 +18,9 @@ from tests.support.collector import Collector, collecting
 
 PROJECT = Path(__file__).resolve().parent.parent.parent
 START_TIMEOUT_S = 150
+JWT_ISSUER = "https://issuer.example"
+JWT_AUDIENCE = "chatmesh"
+JWT_SECRET = "a secret of at least thirty-two bytes"
 STOP_TIMEOUT_S = 60
 
 
@@ -153,6 +156,11 @@ def mesh_copy(
         "OTEL_EXPORTER_OTLP_ENDPOINT": collector.endpoint,
         "OTEL_BSP_SCHEDULE_DELAY": "200",  # milliseconds
     }
+    tokens = {
+        "GATEWAY_JWT_ISSUER": JWT_ISSUER,
+        "GATEWAY_JWT_AUDIENCE": JWT_AUDIENCE,
+        "GATEWAY_JWT_SECRET": JWT_SECRET,
+    }
     home = tmp_path_factory.mktemp("mesh")
-    with running_mesh(home, REPLICAS="gateway=2,inference=2", **tracing) as copy:
+    with running_mesh(home, REPLICAS="gateway=2,inference=2", **tracing, **tokens) as copy:
         yield copy
