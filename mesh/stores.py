@@ -6,7 +6,7 @@ awaits `ready()`, restarts it when it dies, and ends it with `stop_signal`. The 
 folder between runs, so do port and password; both servers listen on 127.0.0.1 only.
 
 PostgreSQL does not run as root. When we are root, its data belong to an unprivileged user (the
-system's `postgres`, else `nobody`) and `store_launcher` becomes that user. Where that user may not
+system's `postgres`, else `nobody`) and `launcher` becomes that user. Where that user may not
 enter a folder on the way (a project below /root), the launcher keeps the one capability to walk
 through, so that data and binaries stay where they are: no copy, no folder elsewhere, no change to
 the permissions of folders that are not ours.
@@ -263,7 +263,7 @@ def _launched(
     reach = user is not None and not (
         _may_enter(user, Path(command[0]).parent) and _may_enter(user, folder.parent)
     )
-    launcher = Path(__file__).with_name("store_launcher.py")
+    launcher = Path(__file__).with_name("launcher.py")
     arguments = [str(uid), str(gid), str(int(reach)), str(int(end_signal)), str(folder)]
     return (sys.executable, "-I", str(launcher), *arguments, *command)
 

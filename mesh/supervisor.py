@@ -39,7 +39,7 @@ def tied(command: Sequence[str], folder: Path) -> list[str]:
 
     A launcher does it and not a preexec_fn, which would fork a process that has threads of gRPC.
     """
-    launcher = Path(__file__).with_name("store_launcher.py")
+    launcher = Path(__file__).with_name("launcher.py")
     stay, reach = "-1", "0"
     number = str(int(signal.SIGTERM))
     return [sys.executable, "-I", str(launcher), stay, stay, reach, number, str(folder), *command]

@@ -1,6 +1,6 @@
-"""Becomes the server of an embedded store: unprivileged, and never outliving its parent.
+"""Becomes a command that never outlives its parent; as an unprivileged user, if asked.
 
-    python -I mesh/store_launcher.py UID GID REACH SIGNAL FOLDER COMMAND [ARGUMENT ...]
+    python -I mesh/launcher.py UID GID REACH SIGNAL FOLDER COMMAND [ARGUMENT ...]
 
 UID, GID  user to become; -1: stay. PostgreSQL refuses to run as root.
 REACH     1: keep the right to walk through folders that the user may not enter, such as a
@@ -8,8 +8,9 @@ REACH     1: keep the right to walk through folders that the user may not enter,
 SIGNAL    number that this process gets when its parent dies, however it dies; 0: none.
 FOLDER    working folder.
 
-It is a file of its own, on the standard library alone, because it stands between the supervisor
-and the server at each start: about 20 ms. The process id stays the same (exec).
+The supervisor starts every process through it, the embedded stores as a user other than root. It is
+a file on the standard library alone, because it stands in the way of each start: about 20 ms. The
+process id stays the same (exec).
 """
 
 import ctypes
@@ -93,7 +94,7 @@ def main(arguments: list[str]) -> None:
     if signal_number and sys.platform == "linux":
         _prctl(_PR_SET_PDEATHSIG, signal_number)  # after the drop, which would clear it
         if os.getppid() != parent:
-            sys.exit("the parent died while the store was starting")
+            sys.exit("the parent died meanwhile")
     os.umask(0o077)
     os.execv(command[0], command)  # noqa: S606 - becoming the command is the purpose
 
