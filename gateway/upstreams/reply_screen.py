@@ -21,6 +21,10 @@ from gateway.settings import TurnLimits
 from gateway.upstreams.failures import translate
 from mesh.chassis.errors import MeshError
 
+# How a stream that broke may look. INTERNAL and CANCELLED are what grpc.aio says itself when one of
+# our writes meets the end of the stream before its status is read.
+BROKEN = {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.INTERNAL, grpc.StatusCode.CANCELLED}
+
 log = structlog.get_logger()
 
 
@@ -98,8 +102,7 @@ class ReplyScreen:
             except (grpc.aio.AioRpcError, MeshError) as error:
                 failure = error if isinstance(error, MeshError) else MeshError.from_rpc(error)
             attempt += 1
-            movable = failure.code is grpc.StatusCode.UNAVAILABLE
-            if not movable or attempt > self._limits.safety_attempt_count_max:
+            if failure.code not in BROKEN or attempt > self._limits.safety_attempt_count_max:
                 raise translate("safety", failure)
             log.warning("screening_reopened", turn_id=self._start.subject.turn_id, attempt=attempt)
             await asyncio.sleep(self._limits.safety_backoff_s * 2 ** (attempt - 1))
