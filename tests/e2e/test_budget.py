@@ -5,6 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from tests.support.http import Client
+from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.mesh
 REQUEST = {
@@ -34,12 +35,6 @@ def test_parallel_requests_never_pass_the_budget(mesh_copy):
 
 def _worst_case_usd(client) -> float:
     """What one request costs at most, from what one did cost."""
-    import time
-
-    end = time.monotonic() + 5
-    while time.monotonic() < end:
-        usage = client.request("GET", "/api/usage").json()
-        if usage["output_tokens"]:
-            return usage["cost_usd"] * REQUEST["max_tokens"] / usage["output_tokens"]
-        time.sleep(0.05)
-    pytest.fail("no usage in the ledger")
+    assert eventually(lambda: client.request("GET", "/api/usage").json()["output_tokens"], 5)
+    usage = client.request("GET", "/api/usage").json()
+    return usage["cost_usd"] * REQUEST["max_tokens"] / usage["output_tokens"]

@@ -4,12 +4,12 @@ import json
 import os
 import secrets
 import signal
-import time
 import urllib.request
 
 import pytest
 
 from tests.support.http import Client
+from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.mesh
 SECRET_WORD = "xylophonist"
@@ -85,9 +85,5 @@ def test_a_drained_node_gets_no_new_calls_and_comes_back(mesh_copy):
     for _ in range(6):
         assert client.request("POST", "/v1/chat/completions", CHAT).status == 200
     # Its process is another after a restart, and nobody has asked that one to drain.
-
     os.kill(mesh_copy.row("inference-2")["pid"], signal.SIGTERM)
-    end = time.monotonic() + 30
-    while mesh_copy.row("inference-2")["health"] != "serving" and time.monotonic() < end:
-        time.sleep(0.1)
-    assert mesh_copy.row("inference-2")["health"] == "serving"
+    assert eventually(lambda: mesh_copy.row("inference-2")["health"] == "serving", timeout_s=30)

@@ -3,15 +3,17 @@
 import asyncio
 import contextlib
 import subprocess
-import time
+import urllib.request
 
 import pytest
 
 from mesh.stores import prepare_postgres, prepare_redis
-from tests.support.http import Client
+from tests.support.http import Client, events
 from tests.support.running import running_mesh
+from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.mesh
+CANCELS = "chatmesh_gateway_cancel_seconds_count"
 CHAT = {
     "model": "chatmesh-tiny",
     "messages": [{"role": "user", "content": "Hello! Who are you?"}],
@@ -38,6 +40,35 @@ def stores(folder):
             process.wait(30)
 
 
+def output_count(client):
+    """Output tokens in the ledger of the client's account."""
+    return client.request("GET", "/api/usage").json()["output_tokens"]
+
+
+def leave_a_long_answer(own, client, counted):
+    """A client that leaves in the middle: the generation ends long before the answer would have."""
+    story = {**CHAT, "messages": [{"role": "user", "content": "Tell me a story."}]}
+    story |= {"max_tokens": 1500, "stop": None, "temperature": 2, "seed": 1}
+    with client.stream({**story, "stream": True}) as (_, _, pieces, connection):
+        next(events(pieces))
+        connection.close()
+    assert eventually(lambda: cancel_count(own) == 1, timeout_s=10)
+    assert eventually(lambda: output_count(client) > counted, timeout_s=5)
+    left = output_count(client) - counted
+    assert (
+        left
+        < client.request("POST", "/v1/chat/completions", story).json()["usage"]["completion_tokens"]
+    )
+
+
+def cancel_count(own):
+    """Cancellations that the gateway measured."""
+    url = f"http://{own.row('gateway-1')['metrics_address']}/metrics"
+    with urllib.request.urlopen(url, timeout=5) as answer:
+        lines = answer.read().decode().splitlines()
+    return next(float(x.split()[1]) for x in lines if x.startswith(CANCELS))
+
+
 @pytest.mark.timeout(180)
 def test_a_second_copy_talks_with_the_shipped_model(mesh_copy, tmp_path):
     with (
@@ -58,10 +89,8 @@ def test_a_second_copy_talks_with_the_shipped_model(mesh_copy, tmp_path):
         assert said.strip()
         assert again["choices"][0]["message"]["content"] == said
         expected = 2 * first["usage"]["completion_tokens"]
-        end = time.monotonic() + 5
-        while client.request("GET", "/api/usage").json()["output_tokens"] != expected:
-            assert time.monotonic() < end
-            time.sleep(0.05)
+        assert eventually(lambda: output_count(client) == expected, timeout_s=5)
+        leave_a_long_answer(own, client, counted=expected)
         # The copies know nothing of each other.
         assert (
             Client(mesh_copy.plain_address, own.api_key).request("GET", "/v1/models").status == 401
