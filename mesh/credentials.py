@@ -103,7 +103,7 @@ def write_environment(home: Home, settings: UpSettings, secret: str) -> str:
         f"  Key   {secret}\n\n"
         f"  curl {base_url}/chat/completions -H 'Authorization: Bearer {secret}' "
         "-H 'Content-Type: application/json' "
-        f'-d \'{{"model": "{settings.served_model_id}", "stream": true, '
+        f'-d \'{{"model": "{settings.served_model_id}", "stream": true, "temperature": 0.3, '
         '"messages": [{"role": "user", "content": "Hello! Who are you?"}]}\' --no-buffer\n'
     )
 

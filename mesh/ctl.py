@@ -262,6 +262,9 @@ def main() -> int:
         return int(asyncio.run(arguments.run(home, arguments)))
     except grpc.aio.AioRpcError as error:
         print(f"chatmesh: {describe(error)}", file=sys.stderr)
+    except BrokenPipeError:  # the reader, such as `head`, has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
     except FileNotFoundError:
         print("chatmesh has not run here yet; start it with `make up`", file=sys.stderr)
     return 1

@@ -23,7 +23,11 @@ def main() -> None:
         for question in sys.argv[1:] or ["Hello! Who are you?"]:
             message = chat_pb2.Message(role=chat_pb2.ROLE_USER, content=question)
             request = chat_pb2.ChatRequest(
-                messages=[message], conversation_id=conversation_id, store=True, max_tokens=200
+                messages=[message],
+                conversation_id=conversation_id,
+                store=True,
+                max_tokens=200,
+                temperature=0.3,
             )
             sys.stdout.write(f"> {question}\n")
             for event in chat.Chat(request, metadata=key, timeout=120):

@@ -13,6 +13,7 @@ def main() -> None:
         model=os.environ.get("MODEL_ID", "chatmesh-tiny"),
         messages=[{"role": "user", "content": question}],
         max_tokens=200,
+        temperature=0.3,  # a small model rambles at the default of 1
         stream=True,
     )
     for chunk in stream:
