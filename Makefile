@@ -1,6 +1,6 @@
 # The verbs of chatmesh. Everything lives in this folder: .venv, .chatmesh (state), build.
 .DEFAULT_GOAL := help
-.PHONY: help run up down test check format proto bench clean
+.PHONY: help run up down test check format proto bench bench-engine clean
 
 PYTHON ?= python3
 BIN := .venv/bin
@@ -8,10 +8,11 @@ BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt
 SOURCES := pyproject.toml constraints.txt
 SERVICES := gateway safety_svc tokenizer_svc inference_svc conversation_svc billing_svc
+KERNELS := $(wildcard inference_svc/engine/torch/kernels/cpp/* inference_svc/engine/torch/kernels/*.py)
 LITELLM := litellm[proxy]==1.106.2
 
 help: ## this list
-	@grep -E '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
+	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
 
 # A stamp is renewed when the set of dependencies changes; a failed install leaves none.
 $(BIN)/python:
@@ -27,15 +28,20 @@ $(BIN)/python:
 	$(PIP) --quiet --force-reinstall --no-deps opentelemetry-proto
 	@touch $@
 
-.venv/dev.stamp: .venv/run.stamp
+# The C++ kernels of the torch engine; without a compiler the engine falls back to plain torch.
+.venv/kernels.stamp: .venv/run.stamp $(KERNELS)
+	$(BIN)/python -m inference_svc.engine.torch.kernels.build
+	@touch $@
+
+.venv/dev.stamp: .venv/run.stamp .venv/kernels.stamp
 	@echo "chatmesh: installing what it is checked with (once)"
 	$(PIP) -e '.[dev]'
 	@touch $@
 
-run: .venv/run.stamp ## install, start everything, chat; Ctrl-C stops it
+run: .venv/run.stamp .venv/kernels.stamp ## install, start everything, chat; Ctrl-C stops it
 	@exec $(BIN)/python -m mesh.up
 
-up: .venv/run.stamp ## the same, detached
+up: .venv/run.stamp .venv/kernels.stamp ## the same, detached
 	@$(BIN)/python -m mesh.up --detach
 
 down: .venv/run.stamp ## stop what `make up` started
@@ -70,6 +76,9 @@ proto: .venv/dev.stamp ## compile the contracts into proto/gen/python
 
 bench: .venv/dev.stamp .venv-bench/litellm.stamp ## measure against the LiteLLM proxy (BENCH="--rounds 5" …)
 	$(BIN)/python -m tests.bench.litellm $(BENCH)
+
+bench-engine: .venv/dev.stamp ## measure the torch engine against llama.cpp, vLLM and others (BENCH="--rounds 3" …)
+	$(BIN)/python -m tests.bench.engine $(BENCH)
 
 clean: ## remove what was installed, built and cached; keeps .chatmesh (the data)
 	rm -rf .venv .venv-bench build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

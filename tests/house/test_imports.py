@@ -10,7 +10,7 @@ import pytest
 
 from tests.house import tree
 
-TORCH_FOLDERS = ("inference_svc", "training")
+TORCH_FOLDERS = ("inference_svc/", "training/", "safety_svc/train/", "tests/")
 
 
 def imports(path: Path) -> Iterator[str]:
@@ -59,9 +59,9 @@ def test_torch_stays_with_the_engine() -> None:
         f"{path}: {name}"
         for path in tree.sources()
         for name in imports(path)
-        if name.split(".")[0] == "torch" and path.parts[0] not in ("tests", *TORCH_FOLDERS)
+        if name.split(".")[0] == "torch" and not path.as_posix().startswith(TORCH_FOLDERS)
     ]
-    assert not found, f"only {' and '.join(TORCH_FOLDERS)} may import torch: {found}"
+    assert not found, f"only {', '.join(TORCH_FOLDERS)} may import torch: {found}"
 
 
 def test_the_import_linter_sees_every_module() -> None:

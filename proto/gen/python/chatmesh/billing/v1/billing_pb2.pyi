@@ -155,6 +155,7 @@ class Account(_message.Message):
     TIER_FIELD_NUMBER: _builtins.int
     MONTHLY_BUDGET_NANOUSD_FIELD_NUMBER: _builtins.int
     CREATE_TIME_FIELD_NUMBER: _builtins.int
+    JURISDICTION_FIELD_NUMBER: _builtins.int
     id: _builtins.str
     """"acc_" and a ULID."""
     name: _builtins.str
@@ -163,6 +164,8 @@ class Account(_message.Message):
     """Its tier."""
     monthly_budget_nanousd: _builtins.int
     """What it may spend in a calendar month (UTC). -1: no limit."""
+    jurisdiction: _builtins.str
+    """ISO 3166-1 alpha-2 country whose rules hold for it, such as "DE"; empty: the default ones."""
     @_builtins.property
     def create_time(self) -> _timestamp_pb2.Timestamp:
         """When it was made."""
@@ -175,10 +178,11 @@ class Account(_message.Message):
         tier: Global___Tier.ValueType = ...,
         monthly_budget_nanousd: _builtins.int = ...,
         create_time: _timestamp_pb2.Timestamp | None = ...,
+        jurisdiction: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["create_time", b"create_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["create_time", b"create_time", "id", b"id", "monthly_budget_nanousd", b"monthly_budget_nanousd", "name", b"name", "tier", b"tier"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["create_time", b"create_time", "id", b"id", "jurisdiction", b"jurisdiction", "monthly_budget_nanousd", b"monthly_budget_nanousd", "name", b"name", "tier", b"tier"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -360,6 +364,7 @@ class CreateAccountRequest(_message.Message):
     NAME_FIELD_NUMBER: _builtins.int
     TIER_FIELD_NUMBER: _builtins.int
     MONTHLY_BUDGET_NANOUSD_FIELD_NUMBER: _builtins.int
+    JURISDICTION_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """Makes the call repeatable."""
     name: _builtins.str
@@ -368,6 +373,8 @@ class CreateAccountRequest(_message.Message):
     """Its tier."""
     monthly_budget_nanousd: _builtins.int
     """What it may spend in a month; absent: the tier's default."""
+    jurisdiction: _builtins.str
+    """ISO 3166-1 alpha-2 country whose rules hold for it, in capitals; empty: the default ones."""
     def __init__(
         self,
         *,
@@ -375,10 +382,11 @@ class CreateAccountRequest(_message.Message):
         name: _builtins.str = ...,
         tier: Global___Tier.ValueType = ...,
         monthly_budget_nanousd: _builtins.int | None = ...,
+        jurisdiction: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_monthly_budget_nanousd", b"_monthly_budget_nanousd", "monthly_budget_nanousd", b"monthly_budget_nanousd"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_monthly_budget_nanousd", b"_monthly_budget_nanousd", "monthly_budget_nanousd", b"monthly_budget_nanousd", "name", b"name", "request_id", b"request_id", "tier", b"tier"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_monthly_budget_nanousd", b"_monthly_budget_nanousd", "jurisdiction", b"jurisdiction", "monthly_budget_nanousd", b"monthly_budget_nanousd", "name", b"name", "request_id", b"request_id", "tier", b"tier"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__monthly_budget_nanousd: _TypeAlias = _typing.Literal["monthly_budget_nanousd"]  # noqa: Y015
     _WhichOneofArgType__monthly_budget_nanousd: _TypeAlias = _typing.Literal["_monthly_budget_nanousd", b"_monthly_budget_nanousd"]  # noqa: Y015

@@ -212,6 +212,26 @@ class ChatRequest(_message.Message):
 
     DESCRIPTOR: _descriptor.Descriptor
 
+    @_typing.final
+    class LogitBiasEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.int
+        value: _builtins.float
+        def __init__(
+            self,
+            *,
+            key: _builtins.int = ...,
+            value: _builtins.float = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     MODEL_FIELD_NUMBER: _builtins.int
     MESSAGES_FIELD_NUMBER: _builtins.int
     CONVERSATION_ID_FIELD_NUMBER: _builtins.int
@@ -223,6 +243,15 @@ class ChatRequest(_message.Message):
     STOP_FIELD_NUMBER: _builtins.int
     N_FIELD_NUMBER: _builtins.int
     USER_FIELD_NUMBER: _builtins.int
+    RESPONSE_FORMAT_FIELD_NUMBER: _builtins.int
+    PRESENCE_PENALTY_FIELD_NUMBER: _builtins.int
+    FREQUENCY_PENALTY_FIELD_NUMBER: _builtins.int
+    REPETITION_PENALTY_FIELD_NUMBER: _builtins.int
+    TOP_K_FIELD_NUMBER: _builtins.int
+    MIN_P_FIELD_NUMBER: _builtins.int
+    LOGIT_BIAS_FIELD_NUMBER: _builtins.int
+    LOGPROBS_FIELD_NUMBER: _builtins.int
+    TOP_LOGPROBS_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """A model id; empty: the default model."""
     conversation_id: _builtins.str
@@ -243,6 +272,22 @@ class ChatRequest(_message.Message):
     """How many answers. Range [0, 4]. 0: 1."""
     user: _builtins.str
     """The caller's own name for its user; at most 256 characters; never interpreted."""
+    presence_penalty: _builtins.float
+    """Subtracted from the logit of every token of the answer so far. Range [-2, 2]. 0: off."""
+    frequency_penalty: _builtins.float
+    """Subtracted once for each time a token stands in the answer so far. Range [-2, 2]. 0: off."""
+    repetition_penalty: _builtins.float
+    """Divides (positive) or multiplies (negative) the logits of tokens of prompt and answer so far.
+    Range (0, 2]. 0: off.
+    """
+    top_k: _builtins.int
+    """Only the k most likely tokens. Range [0, vocabulary]. 0: off."""
+    min_p: _builtins.float
+    """Only tokens with at least min_p times the probability of the likeliest. Range [0, 1]. 0: off."""
+    logprobs: _builtins.bool
+    """Report the log probability of each token of the answers."""
+    top_logprobs: _builtins.int
+    """How many of the likeliest tokens to report beside each; needs logprobs. Range [0, 20]."""
     @_builtins.property
     def messages(self) -> _containers.RepeatedCompositeFieldContainer[Global___Message]:
         """The new messages, oldest first; with conversation_id the stored ones come before them. At
@@ -252,6 +297,14 @@ class ChatRequest(_message.Message):
     @_builtins.property
     def stop(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """At most 4 texts that end an answer."""
+
+    @_builtins.property
+    def response_format(self) -> Global___ResponseFormat:
+        """What the text of an answer is held to. Absent: nothing."""
+
+    @_builtins.property
+    def logit_bias(self) -> _containers.ScalarMap[_builtins.int, _builtins.float]:
+        """Added to the logits by token id. At most 300 entries, each in [-100, 100]."""
 
     def __init__(
         self,
@@ -267,10 +320,19 @@ class ChatRequest(_message.Message):
         stop: _abc.Iterable[_builtins.str] | None = ...,
         n: _builtins.int = ...,
         user: _builtins.str = ...,
+        response_format: Global___ResponseFormat | None = ...,
+        presence_penalty: _builtins.float = ...,
+        frequency_penalty: _builtins.float = ...,
+        repetition_penalty: _builtins.float = ...,
+        top_k: _builtins.int = ...,
+        min_p: _builtins.float = ...,
+        logit_bias: _abc.Mapping[_builtins.int, _builtins.float] | None = ...,
+        logprobs: _builtins.bool = ...,
+        top_logprobs: _builtins.int = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_seed", b"_seed", "_temperature", b"_temperature", "_top_p", b"_top_p", "seed", b"seed", "temperature", b"temperature", "top_p", b"top_p"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_seed", b"_seed", "_temperature", b"_temperature", "_top_p", b"_top_p", "response_format", b"response_format", "seed", b"seed", "temperature", b"temperature", "top_p", b"top_p"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_seed", b"_seed", "_temperature", b"_temperature", "_top_p", b"_top_p", "conversation_id", b"conversation_id", "max_tokens", b"max_tokens", "messages", b"messages", "model", b"model", "n", b"n", "seed", b"seed", "stop", b"stop", "store", b"store", "temperature", b"temperature", "top_p", b"top_p", "user", b"user"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_seed", b"_seed", "_temperature", b"_temperature", "_top_p", b"_top_p", "conversation_id", b"conversation_id", "frequency_penalty", b"frequency_penalty", "logit_bias", b"logit_bias", "logprobs", b"logprobs", "max_tokens", b"max_tokens", "messages", b"messages", "min_p", b"min_p", "model", b"model", "n", b"n", "presence_penalty", b"presence_penalty", "repetition_penalty", b"repetition_penalty", "response_format", b"response_format", "seed", b"seed", "stop", b"stop", "store", b"store", "temperature", b"temperature", "top_k", b"top_k", "top_logprobs", b"top_logprobs", "top_p", b"top_p", "user", b"user"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__seed: _TypeAlias = _typing.Literal["seed"]  # noqa: Y015
     _WhichOneofArgType__seed: _TypeAlias = _typing.Literal["_seed", b"_seed"]  # noqa: Y015
@@ -286,6 +348,131 @@ class ChatRequest(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__top_p) -> _WhichOneofReturnType__top_p | None: ...
 
 Global___ChatRequest: _TypeAlias = ChatRequest  # noqa: Y015
+
+@_typing.final
+class ResponseFormat(_message.Message):
+    """ResponseFormat holds the text of an answer to a form. An answer that ends with
+    FINISH_REASON_STOP has it, unless one of the request's own stop texts ended it; one that ends for
+    another reason is the beginning of such a text.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    JSON_OBJECT_FIELD_NUMBER: _builtins.int
+    JSON_SCHEMA_FIELD_NUMBER: _builtins.int
+    REGEX_FIELD_NUMBER: _builtins.int
+    CHOICE_FIELD_NUMBER: _builtins.int
+    json_object: _builtins.bool
+    """Any JSON object."""
+    json_schema: _builtins.str
+    """JSON that validates against this JSON schema, itself a JSON object (UTF-8, at most 64 KiB).
+    INVALID_ARGUMENT names a feature of the schema that cannot be enforced.
+    """
+    regex: _builtins.str
+    """Text that matches this regular expression as a whole (RE2 syntax, at most 4 KiB)."""
+    @_builtins.property
+    def choice(self) -> Global___Choice:
+        """One of these texts."""
+
+    def __init__(
+        self,
+        *,
+        json_object: _builtins.bool = ...,
+        json_schema: _builtins.str = ...,
+        regex: _builtins.str = ...,
+        choice: Global___Choice | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["choice", b"choice", "format", b"format", "json_object", b"json_object", "json_schema", b"json_schema", "regex", b"regex"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["choice", b"choice", "format", b"format", "json_object", b"json_object", "json_schema", b"json_schema", "regex", b"regex"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_format: _TypeAlias = _typing.Literal["json_object", "json_schema", "regex", "choice"]  # noqa: Y015
+    _WhichOneofArgType_format: _TypeAlias = _typing.Literal["format", b"format"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_format) -> _WhichOneofReturnType_format | None: ...
+
+Global___ResponseFormat: _TypeAlias = ResponseFormat  # noqa: Y015
+
+@_typing.final
+class Choice(_message.Message):
+    """Choice lists texts of which an answer is one."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TEXTS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def texts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """At least 1, at most 256, each of 1 to 1,024 bytes."""
+
+    def __init__(
+        self,
+        *,
+        texts: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["texts", b"texts"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Choice: _TypeAlias = Choice  # noqa: Y015
+
+@_typing.final
+class TokenLogprob(_message.Message):
+    """TokenLogprob is one token with its log probability."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TEXT_FIELD_NUMBER: _builtins.int
+    LOGPROB_FIELD_NUMBER: _builtins.int
+    text: _builtins.bytes
+    """Its text, as bytes: a token may be half a character."""
+    logprob: _builtins.float
+    """Natural logarithm of its probability, before penalties, biases and the response format. Range
+    (-inf, 0].
+    """
+    def __init__(
+        self,
+        *,
+        text: _builtins.bytes = ...,
+        logprob: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["logprob", b"logprob", "text", b"text"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TokenLogprob: _TypeAlias = TokenLogprob  # noqa: Y015
+
+@_typing.final
+class PositionLogprobs(_message.Message):
+    """PositionLogprobs are the log probabilities at one position of an answer."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CHOSEN_FIELD_NUMBER: _builtins.int
+    TOP_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def chosen(self) -> Global___TokenLogprob:
+        """The token that stands there."""
+
+    @_builtins.property
+    def top(self) -> _containers.RepeatedCompositeFieldContainer[Global___TokenLogprob]:
+        """The likeliest tokens there, at most top_logprobs."""
+
+    def __init__(
+        self,
+        *,
+        chosen: Global___TokenLogprob | None = ...,
+        top: _abc.Iterable[Global___TokenLogprob] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["chosen", b"chosen"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["chosen", b"chosen", "top", b"top"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PositionLogprobs: _TypeAlias = PositionLogprobs  # noqa: Y015
 
 @_typing.final
 class TurnStarted(_message.Message):
@@ -330,22 +517,30 @@ class TextDelta(_message.Message):
     CHOICE_INDEX_FIELD_NUMBER: _builtins.int
     TEXT_FIELD_NUMBER: _builtins.int
     TOKEN_COUNT_FIELD_NUMBER: _builtins.int
+    LOGPROBS_FIELD_NUMBER: _builtins.int
     choice_index: _builtins.int
     """Which answer. Range [0, n)."""
     text: _builtins.str
     """The text; may stand for several tokens."""
     token_count: _builtins.int
     """Tokens of the answer released so far."""
+    @_builtins.property
+    def logprobs(self) -> _containers.RepeatedCompositeFieldContainer[Global___PositionLogprobs]:
+        """One entry for each token released with this text, when asked for. Tokens of masked text have
+        none.
+        """
+
     def __init__(
         self,
         *,
         choice_index: _builtins.int = ...,
         text: _builtins.str = ...,
         token_count: _builtins.int = ...,
+        logprobs: _abc.Iterable[Global___PositionLogprobs] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["choice_index", b"choice_index", "text", b"text", "token_count", b"token_count"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["choice_index", b"choice_index", "logprobs", b"logprobs", "text", b"text", "token_count", b"token_count"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -359,19 +554,29 @@ class ChoiceFinished(_message.Message):
 
     CHOICE_INDEX_FIELD_NUMBER: _builtins.int
     FINISH_REASON_FIELD_NUMBER: _builtins.int
+    FILTER_CATEGORY_FIELD_NUMBER: _builtins.int
+    FILTER_OFFSET_FIELD_NUMBER: _builtins.int
     choice_index: _builtins.int
     """Which answer. Range [0, n)."""
     finish_reason: Global___FinishReason.ValueType
     """Why."""
+    filter_category: _builtins.str
+    """With FINISH_REASON_CONTENT_FILTER: the category that decided, such as "violence". Else empty."""
+    filter_offset: _builtins.int
+    """With FINISH_REASON_CONTENT_FILTER of an answer that was cut: where the offending text began, in
+    bytes of the generated UTF-8 text. Else 0.
+    """
     def __init__(
         self,
         *,
         choice_index: _builtins.int = ...,
         finish_reason: Global___FinishReason.ValueType = ...,
+        filter_category: _builtins.str = ...,
+        filter_offset: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["choice_index", b"choice_index", "finish_reason", b"finish_reason"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["choice_index", b"choice_index", "filter_category", b"filter_category", "filter_offset", b"filter_offset", "finish_reason", b"finish_reason"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -47,6 +47,10 @@ class _ReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Reason.ValueTy
     """The node is draining; another node will serve the request."""
     REASON_ENGINE_FAILED: _Reason.ValueType  # 7
     """The engine failed while it computed this request (such as NaN logits)."""
+    REASON_DEADLINE_UNREACHABLE: _Reason.ValueType  # 8
+    """At the measured rates the first token would come after the call's deadline; another node, a
+    later try, or more time may help.
+    """
 
 class Reason(_Reason, metaclass=_ReasonEnumTypeWrapper):
     """Reason is the ErrorInfo.reason of every failure of this service, without the prefix REASON_."""
@@ -69,6 +73,10 @@ REASON_DRAINING: Reason.ValueType  # 6
 """The node is draining; another node will serve the request."""
 REASON_ENGINE_FAILED: Reason.ValueType  # 7
 """The engine failed while it computed this request (such as NaN logits)."""
+REASON_DEADLINE_UNREACHABLE: Reason.ValueType  # 8
+"""At the measured rates the first token would come after the call's deadline; another node, a
+later try, or more time may help.
+"""
 Global___Reason: _TypeAlias = Reason  # noqa: Y015
 
 class _Priority:
@@ -80,7 +88,9 @@ class _PriorityEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Priority.Val
     PRIORITY_UNSPECIFIED: _Priority.ValueType  # 0
     """Treated as PRIORITY_NORMAL."""
     PRIORITY_LOW: _Priority.ValueType  # 1
-    """Served when nothing else waits."""
+    """Served when nothing else waits; once one has waited 10 s (a setting of the node), this class
+    gets every second place.
+    """
     PRIORITY_NORMAL: _Priority.ValueType  # 2
     """The default."""
     PRIORITY_HIGH: _Priority.ValueType  # 3
@@ -92,7 +102,9 @@ class Priority(_Priority, metaclass=_PriorityEnumTypeWrapper):
 PRIORITY_UNSPECIFIED: Priority.ValueType  # 0
 """Treated as PRIORITY_NORMAL."""
 PRIORITY_LOW: Priority.ValueType  # 1
-"""Served when nothing else waits."""
+"""Served when nothing else waits; once one has waited 10 s (a setting of the node), this class
+gets every second place.
+"""
 PRIORITY_NORMAL: Priority.ValueType  # 2
 """The default."""
 PRIORITY_HIGH: Priority.ValueType  # 3
@@ -181,7 +193,9 @@ class SamplingParams(_message.Message):
     frequency_penalty: _builtins.float
     """Subtracted once for each time a token was emitted. Range [-2, 2]. 0: off."""
     repetition_penalty: _builtins.float
-    """Divides (positive) or multiplies (negative) the logit of tokens seen. Range (0, 2]. 0: off."""
+    """Divides (positive) or multiplies (negative) the logit of tokens of prompt and answer so far.
+    Range (0, 2]. 0: off.
+    """
     @_builtins.property
     def logit_bias(self) -> _containers.ScalarMap[_builtins.int, _builtins.float]:
         """Added to the logits by token id. At most 300 entries, each in [-100, 100]."""
@@ -254,7 +268,10 @@ Global___StopConditions: _TypeAlias = StopConditions  # noqa: Y015
 
 @_typing.final
 class ResponseFormat(_message.Message):
-    """ResponseFormat constrains the text of an answer."""
+    """ResponseFormat constrains the text of an answer. One that ends with FINISH_REASON_STOP has the
+    form, unless a stop string or a stop token of the request ended it; what cannot be enforced is
+    refused with INVALID_ARGUMENT (REASON_BAD_REQUEST, field "response_format").
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -267,7 +284,7 @@ class ResponseFormat(_message.Message):
     json_schema: _builtins.str
     """JSON that validates against this JSON schema (UTF-8, at most 64 KiB)."""
     regex: _builtins.str
-    """Text that matches this regular expression (RE2 syntax, at most 4 KiB)."""
+    """Text that matches this regular expression as a whole (RE2 syntax, at most 4 KiB)."""
     @_builtins.property
     def choice(self) -> Global___Choice:
         """One of these texts."""
@@ -299,7 +316,7 @@ class Choice(_message.Message):
     TEXTS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def texts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """At least 1, at most 256."""
+        """At least 1, at most 256, each of at least 1 byte."""
 
     def __init__(
         self,

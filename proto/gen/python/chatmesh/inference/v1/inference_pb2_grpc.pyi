@@ -43,7 +43,8 @@ class InferenceServiceStub:
 
     Errors: INVALID_ARGUMENT (REASON_BAD_REQUEST, REASON_PROMPT_TOO_LONG), NOT_FOUND
     (REASON_MODEL_NOT_FOUND), RESOURCE_EXHAUSTED with RetryInfo (REASON_QUEUE_FULL,
-    REASON_REQUEST_TOO_LARGE), UNAVAILABLE (REASON_DRAINING), INTERNAL (REASON_ENGINE_FAILED).
+    REASON_REQUEST_TOO_LARGE, REASON_DEADLINE_UNREACHABLE), UNAVAILABLE (REASON_DRAINING), INTERNAL
+    (REASON_ENGINE_FAILED).
     """
     ListModels: _grpc.UnaryUnaryMultiCallable[_inference_pb2.ListModelsRequest, _inference_pb2.ListModelsResponse]
     """ListModels tells which models this node serves. Repeatable."""
@@ -65,7 +66,8 @@ class InferenceServiceAsyncStub(InferenceServiceStub):
 
     Errors: INVALID_ARGUMENT (REASON_BAD_REQUEST, REASON_PROMPT_TOO_LONG), NOT_FOUND
     (REASON_MODEL_NOT_FOUND), RESOURCE_EXHAUSTED with RetryInfo (REASON_QUEUE_FULL,
-    REASON_REQUEST_TOO_LARGE), UNAVAILABLE (REASON_DRAINING), INTERNAL (REASON_ENGINE_FAILED).
+    REASON_REQUEST_TOO_LARGE, REASON_DEADLINE_UNREACHABLE), UNAVAILABLE (REASON_DRAINING), INTERNAL
+    (REASON_ENGINE_FAILED).
     """
     ListModels: _aio.UnaryUnaryMultiCallable[_inference_pb2.ListModelsRequest, _inference_pb2.ListModelsResponse]  # type: ignore[assignment]
     """ListModels tells which models this node serves. Repeatable."""
@@ -90,7 +92,8 @@ class InferenceServiceServicer(metaclass=_abc_1.ABCMeta):
 
         Errors: INVALID_ARGUMENT (REASON_BAD_REQUEST, REASON_PROMPT_TOO_LONG), NOT_FOUND
         (REASON_MODEL_NOT_FOUND), RESOURCE_EXHAUSTED with RetryInfo (REASON_QUEUE_FULL,
-        REASON_REQUEST_TOO_LARGE), UNAVAILABLE (REASON_DRAINING), INTERNAL (REASON_ENGINE_FAILED).
+        REASON_REQUEST_TOO_LARGE, REASON_DEADLINE_UNREACHABLE), UNAVAILABLE (REASON_DRAINING), INTERNAL
+        (REASON_ENGINE_FAILED).
         """
 
     @_abc_1.abstractmethod

@@ -33,6 +33,8 @@ class _ReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Reason.ValueTy
     """The decision could not be recorded."""
     REASON_NO_POLICY: _Reason.ValueType  # 3
     """No checked policy is loaded."""
+    REASON_BACKEND_UNAVAILABLE: _Reason.ValueType  # 4
+    """The classifier behind the rules gave no answer, and the policy says that none is a refusal."""
 
 class Reason(_Reason, metaclass=_ReasonEnumTypeWrapper):
     """Reason is the ErrorInfo.reason of every failure of this service, without the prefix REASON_."""
@@ -45,6 +47,8 @@ REASON_AUDIT_UNAVAILABLE: Reason.ValueType  # 2
 """The decision could not be recorded."""
 REASON_NO_POLICY: Reason.ValueType  # 3
 """No checked policy is loaded."""
+REASON_BACKEND_UNAVAILABLE: Reason.ValueType  # 4
+"""The classifier behind the rules gave no answer, and the policy says that none is a refusal."""
 Global___Reason: _TypeAlias = Reason  # noqa: Y015
 
 class _Category:
@@ -294,6 +298,40 @@ class Finding(_message.Message):
 Global___Finding: _TypeAlias = Finding  # noqa: Y015
 
 @_typing.final
+class Mask(_message.Message):
+    """Mask says which text is replaced by what."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    START_OFFSET_FIELD_NUMBER: _builtins.int
+    END_OFFSET_FIELD_NUMBER: _builtins.int
+    REPLACEMENT_FIELD_NUMBER: _builtins.int
+    MESSAGE_INDEX_FIELD_NUMBER: _builtins.int
+    start_offset: _builtins.int
+    """Start of the span, in bytes of the screened UTF-8 text (an answer's released_text not counted)."""
+    end_offset: _builtins.int
+    """End of the span, exclusive; more than start_offset."""
+    replacement: _builtins.str
+    """What stands there instead; may be empty."""
+    message_index: _builtins.int
+    """Index of the message (prompts only)."""
+    def __init__(
+        self,
+        *,
+        start_offset: _builtins.int = ...,
+        end_offset: _builtins.int = ...,
+        replacement: _builtins.str = ...,
+        message_index: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["end_offset", b"end_offset", "message_index", b"message_index", "replacement", b"replacement", "start_offset", b"start_offset"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Mask: _TypeAlias = Mask  # noqa: Y015
+
+@_typing.final
 class Verdict(_message.Message):
     """Verdict is a decision with its grounds."""
 
@@ -305,6 +343,7 @@ class Verdict(_message.Message):
     POLICY_VERSION_FIELD_NUMBER: _builtins.int
     AUDIT_ID_FIELD_NUMBER: _builtins.int
     MESSAGE_FIELD_NUMBER: _builtins.int
+    MASKS_FIELD_NUMBER: _builtins.int
     action: Global___Action.ValueType
     """What to do."""
     category: Global___Category.ValueType
@@ -319,6 +358,13 @@ class Verdict(_message.Message):
     def findings(self) -> _containers.RepeatedCompositeFieldContainer[Global___Finding]:
         """All findings above their reporting threshold, the strongest first; at most 32."""
 
+    @_builtins.property
+    def masks(self) -> _containers.RepeatedCompositeFieldContainer[Global___Mask]:
+        """With ACTION_REDACT: all that is replaced, in the order of the text, without overlaps; at most
+        4,096. Of an answer whose caller accepts masks only those that no Release brought. Empty from
+        a service that knows no masks: then the spans of `findings` are all there is.
+        """
+
     def __init__(
         self,
         *,
@@ -328,10 +374,11 @@ class Verdict(_message.Message):
         policy_version: _builtins.str = ...,
         audit_id: _builtins.str = ...,
         message: _builtins.str = ...,
+        masks: _abc.Iterable[Global___Mask] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["action", b"action", "audit_id", b"audit_id", "category", b"category", "findings", b"findings", "message", b"message", "policy_version", b"policy_version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["action", b"action", "audit_id", b"audit_id", "category", b"category", "findings", b"findings", "masks", b"masks", "message", b"message", "policy_version", b"policy_version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -400,11 +447,16 @@ class ReplyStart(_message.Message):
     SUBJECT_FIELD_NUMBER: _builtins.int
     CHOICE_INDEX_FIELD_NUMBER: _builtins.int
     RELEASED_TEXT_FIELD_NUMBER: _builtins.int
+    ACCEPTS_MASKS_FIELD_NUMBER: _builtins.int
     choice_index: _builtins.int
     """Which of the n answers. Range [0, 3]."""
     released_text: _builtins.str
     """Text of the answer that was screened and released before (a continuation): judged again as
     context, never cut.
+    """
+    accepts_masks: _builtins.bool
+    """The caller replaces the masks of a Release. Absent: text from the first finding to redact on
+    is held back to the end of the answer.
     """
     @_builtins.property
     def subject(self) -> Global___Subject:
@@ -416,10 +468,11 @@ class ReplyStart(_message.Message):
         subject: Global___Subject | None = ...,
         choice_index: _builtins.int = ...,
         released_text: _builtins.str = ...,
+        accepts_masks: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["subject", b"subject"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["choice_index", b"choice_index", "released_text", b"released_text", "subject", b"subject"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepts_masks", b"accepts_masks", "choice_index", b"choice_index", "released_text", b"released_text", "subject", b"subject"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -513,16 +566,24 @@ class Release(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     RELEASE_UP_TO_OFFSET_FIELD_NUMBER: _builtins.int
+    MASKS_FIELD_NUMBER: _builtins.int
     release_up_to_offset: _builtins.int
     """Bytes of the answer's UTF-8 text (released_text not counted) that may leave. Never falls."""
+    @_builtins.property
+    def masks(self) -> _containers.RepeatedCompositeFieldContainer[Global___Mask]:
+        """What to replace in the text between the last release and this one, in its order, without
+        overlaps; never cut by a release. Only with ReplyStart.accepts_masks.
+        """
+
     def __init__(
         self,
         *,
         release_up_to_offset: _builtins.int = ...,
+        masks: _abc.Iterable[Global___Mask] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["release_up_to_offset", b"release_up_to_offset"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["masks", b"masks", "release_up_to_offset", b"release_up_to_offset"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -60,7 +60,8 @@ class SafetyServiceServicer:
         """ScreenPrompt judges a conversation before any work is spent on it. Repeatable.
 
         Errors: INVALID_ARGUMENT (REASON_BAD_REQUEST), UNAVAILABLE (REASON_AUDIT_UNAVAILABLE: no
-        decision without its audit row), FAILED_PRECONDITION (REASON_NO_POLICY).
+        decision without its audit row; REASON_BACKEND_UNAVAILABLE), FAILED_PRECONDITION
+        (REASON_NO_POLICY).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -37,7 +37,8 @@ class SafetyServiceStub:
     """ScreenPrompt judges a conversation before any work is spent on it. Repeatable.
 
     Errors: INVALID_ARGUMENT (REASON_BAD_REQUEST), UNAVAILABLE (REASON_AUDIT_UNAVAILABLE: no
-    decision without its audit row), FAILED_PRECONDITION (REASON_NO_POLICY).
+    decision without its audit row; REASON_BACKEND_UNAVAILABLE), FAILED_PRECONDITION
+    (REASON_NO_POLICY).
     """
     ScreenReply: _grpc.StreamStreamMultiCallable[_safety_pb2.ScreenReplyRequest, _safety_pb2.ScreenReplyResponse]
     """ScreenReply judges an answer while it streams. The first message is `start`, then deltas,
@@ -58,7 +59,8 @@ class SafetyServiceAsyncStub(SafetyServiceStub):
     """ScreenPrompt judges a conversation before any work is spent on it. Repeatable.
 
     Errors: INVALID_ARGUMENT (REASON_BAD_REQUEST), UNAVAILABLE (REASON_AUDIT_UNAVAILABLE: no
-    decision without its audit row), FAILED_PRECONDITION (REASON_NO_POLICY).
+    decision without its audit row; REASON_BACKEND_UNAVAILABLE), FAILED_PRECONDITION
+    (REASON_NO_POLICY).
     """
     ScreenReply: _aio.StreamStreamMultiCallable[_safety_pb2.ScreenReplyRequest, _safety_pb2.ScreenReplyResponse]  # type: ignore[assignment]
     """ScreenReply judges an answer while it streams. The first message is `start`, then deltas,
@@ -82,7 +84,8 @@ class SafetyServiceServicer(metaclass=_abc_1.ABCMeta):
         """ScreenPrompt judges a conversation before any work is spent on it. Repeatable.
 
         Errors: INVALID_ARGUMENT (REASON_BAD_REQUEST), UNAVAILABLE (REASON_AUDIT_UNAVAILABLE: no
-        decision without its audit row), FAILED_PRECONDITION (REASON_NO_POLICY).
+        decision without its audit row; REASON_BACKEND_UNAVAILABLE), FAILED_PRECONDITION
+        (REASON_NO_POLICY).
         """
 
     @_abc_1.abstractmethod
