@@ -11,6 +11,8 @@ import structlog
 from prometheus_client import Counter, Histogram
 
 from inference_svc.engine.protocol import (
+    BadFormatError,
+    DeadlineUnreachableError,
     Engine,
     EngineError,
     EngineRequest,
@@ -18,11 +20,13 @@ from inference_svc.engine.protocol import (
     RequestTooLargeError,
 )
 from inference_svc.engine.stream import TokenStream
+from inference_svc.requests import bad_request
 from inference_svc.usage import Meter, MeterLabel, UsageRim
 from mesh.chassis.errors import MeshError
 
 QUEUE_FULL_RETRY_S = 1.0
 BACKLOG_RETRY_S = 5.0
+ENGINE_FAILED = "ENGINE_FAILED"
 
 log = structlog.get_logger()
 _requests = Counter(
@@ -70,7 +74,8 @@ class Generations:
         """Submits a request; on leaving, cancels what runs and meters exactly what was generated.
 
         Raises:
-            MeshError: DRAINING, QUEUE_FULL, REQUEST_TOO_LARGE; ENGINE_FAILED from the body.
+            MeshError: DRAINING, QUEUE_FULL, REQUEST_TOO_LARGE, DEADLINE_UNREACHABLE, BAD_REQUEST;
+                ENGINE_FAILED and BAD_REQUEST (a response format) from the body.
         """
         stream = self._submit(request)
         meter = self._usage.open(label, stream.counts)
@@ -79,8 +84,10 @@ class Generations:
         try:
             yield stream
         except EngineError as error:
-            log.error("engine_failed", turn_id=label.turn_id, error=str(error))
-            raise MeshError(grpc.StatusCode.INTERNAL, "ENGINE_FAILED", str(error)) from error
+            told = _told(error)
+            if told.reason == ENGINE_FAILED:
+                log.error("engine_failed", turn_id=label.turn_id, error=str(error))
+            raise told from error
         finally:
             self._leave(stream, meter, len(request.emitted_token_ids))
 
@@ -98,23 +105,8 @@ class Generations:
             )
         try:
             return self._engine.submit(request)
-        except QueueFullError as error:
-            raise MeshError(
-                grpc.StatusCode.RESOURCE_EXHAUSTED,
-                "QUEUE_FULL",
-                str(error),
-                metadata={"queue_depth_max": str(error.queue_depth_max)},
-                retry_after_s=QUEUE_FULL_RETRY_S,
-            ) from error
-        except RequestTooLargeError as error:
-            raise MeshError(
-                grpc.StatusCode.RESOURCE_EXHAUSTED,
-                "REQUEST_TOO_LARGE",
-                str(error),
-                metadata={"limit": str(error.block_count_max), "count": str(error.block_count)},
-            ) from error
         except EngineError as error:
-            raise MeshError(grpc.StatusCode.INTERNAL, "ENGINE_FAILED", str(error)) from error
+            raise _told(error) from error
 
     def _leave(self, stream: TokenStream, meter: Meter, emitted_count: int) -> None:
         if stream.done:
@@ -143,3 +135,23 @@ class Generations:
         self._open -= 1
         if self._open == 0:
             self._idle.set()
+
+
+def _told(error: EngineError) -> MeshError:
+    """What the caller is told of an engine's error."""
+    text, exhausted = str(error), grpc.StatusCode.RESOURCE_EXHAUSTED
+    match error:
+        case QueueFullError():
+            facts = {"queue_depth_max": str(error.queue_depth_max)}
+            return MeshError(
+                exhausted, "QUEUE_FULL", text, metadata=facts, retry_after_s=QUEUE_FULL_RETRY_S
+            )
+        case RequestTooLargeError():
+            facts = {"limit": str(error.block_count_max), "count": str(error.block_count)}
+            return MeshError(exhausted, "REQUEST_TOO_LARGE", text, metadata=facts)
+        case DeadlineUnreachableError():
+            late_s = error.first_token_s - error.time_left_s
+            return MeshError(exhausted, "DEADLINE_UNREACHABLE", text, retry_after_s=late_s)
+        case BadFormatError():
+            return bad_request("response_format", text)
+    return MeshError(grpc.StatusCode.INTERNAL, ENGINE_FAILED, text)

@@ -9,6 +9,7 @@ from inference_svc.engine.protocol import EngineError
 from inference_svc.engine.vocabulary import Vocabulary, read_vocabulary
 
 _FILES = ["*.json", "*.safetensors", "*.jinja"]
+_IGNORED = ["consolidated*", "*/*"]  # the same weights once more, in a form of their own
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +70,7 @@ def _from_hub(model: str) -> Path:
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
     try:
-        return Path(snapshot_download(model, allow_patterns=_FILES))
+        return Path(snapshot_download(model, allow_patterns=_FILES, ignore_patterns=_IGNORED))
     except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
         raise EngineError(
             f"MODEL={model} is neither a folder nor reachable on the Hugging Face hub "

@@ -6,7 +6,13 @@ from collections.abc import Iterator
 import grpc
 
 from chatmesh.inference.v1 import inference_pb2
-from inference_svc.engine.protocol import EngineRequest, Sampling, StopRule
+from inference_svc.engine.protocol import (
+    EngineRequest,
+    FormatKind,
+    ResponseFormat,
+    Sampling,
+    StopRule,
+)
 from inference_svc.model_folder import ModelFolder
 from mesh.chassis.errors import MeshError
 
@@ -18,6 +24,9 @@ STOP_TOKEN_COUNT_MAX = 16
 LOGIT_BIAS_COUNT_MAX = 300
 TOP_LOGPROBS_MAX = 20
 CACHE_SALT_LENGTH_MAX = 256
+SCHEMA_BYTES_MAX = 64 << 10
+REGEX_BYTES_MAX = 4 << 10
+CHOICE_TEXT_COUNT_MAX = 256
 
 _PRIORITIES = {
     inference_pb2.PRIORITY_LOW: -1,
@@ -35,9 +44,13 @@ def bad_request(field: str, message: str) -> MeshError:
 
 
 def engine_request(
-    request: inference_pb2.GenerateRequest, model: ModelFolder, request_id: str
+    request: inference_pb2.GenerateRequest,
+    model: ModelFolder,
+    request_id: str,
+    *,
+    time_left_s: float | None = None,
 ) -> EngineRequest:
-    """The engine's form of a request for `model`.
+    """The engine's form of a request for `model`, whose caller waits for `time_left_s`.
 
     Raises:
         MeshError: BAD_REQUEST (a field is out of its range), PROMPT_TOO_LONG.
@@ -55,6 +68,9 @@ def engine_request(
         cache_salt=request.cache_salt,
         logprobs=request.logprobs,
         top_logprob_count=request.top_logprobs,
+        group=request.turn_id,
+        response_format=_response_format(request.response_format),
+        time_left_s=time_left_s,
     )
 
 
@@ -94,6 +110,19 @@ def _sampling(request: inference_pb2.GenerateRequest) -> Sampling:
     )
 
 
+def _response_format(asked: inference_pb2.ResponseFormat) -> ResponseFormat | None:
+    match asked.WhichOneof("format"):
+        case "json_object" if asked.json_object:
+            return ResponseFormat(FormatKind.JSON_OBJECT)
+        case "json_schema":
+            return ResponseFormat(FormatKind.JSON_SCHEMA, asked.json_schema)
+        case "regex":
+            return ResponseFormat(FormatKind.REGEX, asked.regex)
+        case "choice":
+            return ResponseFormat(FormatKind.CHOICE, choices=tuple(asked.choice.texts))
+    return None
+
+
 def _seed(request: inference_pb2.GenerateRequest) -> int:
     """The key of the generator: the same on every node, another for each of the n answers."""
     given = request.sampling.seed if request.sampling.HasField("seed") else None
@@ -127,10 +156,29 @@ def _faults(
         yield "top_logprobs", f"top_logprobs must be in [0, {TOP_LOGPROBS_MAX}]."
     if len(request.cache_salt) > CACHE_SALT_LENGTH_MAX:
         yield "cache_salt", f"cache_salt must have at most {CACHE_SALT_LENGTH_MAX} characters."
-    if request.HasField("response_format"):
-        yield "response_format", "This engine does not constrain answers; leave it out."
+    yield from _format_faults(request, model)
     yield from _stop_faults(request.stop, model)
     yield from _sampling_faults(request.sampling, model)
+
+
+def _format_faults(
+    request: inference_pb2.GenerateRequest, model: ModelFolder
+) -> Iterator[tuple[str, str]]:
+    asked = request.response_format
+    if not asked.WhichOneof("format"):
+        return
+    if len(asked.json_schema.encode()) > SCHEMA_BYTES_MAX:
+        yield "response_format", f"A JSON schema must have at most {SCHEMA_BYTES_MAX} bytes."
+    if len(asked.regex.encode()) > REGEX_BYTES_MAX:
+        yield "response_format", f"An expression must have at most {REGEX_BYTES_MAX} bytes."
+    count = len(asked.choice.texts)
+    if asked.HasField("choice") and not 1 <= count <= CHOICE_TEXT_COUNT_MAX:
+        yield "response_format", f"A choice must have 1 to {CHOICE_TEXT_COUNT_MAX} texts."
+    # A finished text can be followed by an end-of-sequence token and by nothing else.
+    if request.stop.ignore_eos:
+        yield "stop.ignore_eos", "An answer with a response_format must be allowed to end."
+    if not model.eos_token_ids:
+        yield "response_format", f"{model.id} has no end-of-sequence token; leave it out."
 
 
 def _stop_faults(

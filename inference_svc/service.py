@@ -24,6 +24,7 @@ from inference_svc.generations import Generations
 from inference_svc.model_folder import ModelFolder
 from inference_svc.requests import bad_request, engine_request
 from inference_svc.usage import MeterLabel
+from mesh.chassis import deadlines
 from mesh.chassis.errors import MeshError
 
 # A message with this many tokens does not wait for more: its cost a token is small already.
@@ -77,7 +78,8 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
     ) -> None:
         """Streams a continuation; reasons as in inference.proto."""
         begin = time.perf_counter()
-        ask = engine_request(request, self._served(request.model), self._generations.next_id())
+        model, request_id = self._served(request.model), self._generations.next_id()
+        ask = engine_request(request, model, request_id, time_left_s=deadlines.remaining_s())
         label = MeterLabel(
             request.turn_id, request.attempt, request.choice_index, request.model, self._instance
         )

@@ -1,6 +1,7 @@
 """Settings of an inference node, from the environment; frozen and checked at start."""
 
 from pathlib import Path
+from typing import Literal
 
 from pydantic import AliasChoices, Field
 from pydantic_settings import BaseSettings, SettingsConfigDict
@@ -43,9 +44,40 @@ class Settings(BaseSettings):
     kv_cache_bytes: int = Field(default=256 << 20, ge=1 << 16, description="memory of the KV cache")
     kv_block_count: int = Field(default=0, ge=0, description="KV blocks; 0: as many as fit")
     step_token_count_max: int = Field(
-        default=256, ge=16, le=65_536, description="tokens of one engine step"
+        default=0, ge=0, le=65_536, description="tokens of one step; 0: 256 on a CPU, 2048 on a GPU"
     )
-    thread_count: int = Field(default=0, ge=0, le=1024, description="0: the CPU quota")
+    wait_s_max: float = Field(
+        default=10.0, gt=0, description="seconds after which lower priorities get their turn"
+    )
+    thread_count: int = Field(
+        default=0, ge=0, le=1024, description="0: the CPU quota, less one for the event loop"
+    )
+    backend: Literal["auto", "kernels", "torch", "cuda"] = Field(
+        default="auto", description="what computes; auto: the fastest that works here"
+    )
+    weights: Literal["auto", "f32", "bf16", "int8"] = Field(
+        default="auto", description="how weights are kept; auto: docs/decisions/0011"
+    )
+    kv: Literal["auto", "f32", "bf16", "int8"] = Field(
+        default="auto", description="how keys and values are kept; auto: as the weights"
+    )
+    speculation: Literal["off", "ngram", "draft"] = Field(
+        default="ngram", description="who drafts tokens: nobody, the prompt, or a smaller model"
+    )
+    speculation_model: str = Field(
+        default="", description="the smaller model: folder or hub id, of the same tokenizer"
+    )
+    speculation_token_count_max: int = Field(
+        default=8, ge=1, le=16, description="tokens drafted at once for a sequence, at most"
+    )
+    speculation_batch_max: int = Field(
+        default=8, ge=1, le=64, description="nobody drafts when more sequences decode"
+    )
+    transcript_file: Path | None = Field(
+        default=None,
+        description="where arrivals and decisions of the scheduler are written, token ids of "
+        "prompts and answers among them; none: nowhere",
+    )
     flush_window_ms: float = Field(default=25.0, ge=0, le=1000)
     usage_flush_interval_s: float = Field(default=1.0, gt=0, le=60)
     usage_spool_bytes_max: int = Field(default=64 << 20, ge=1 << 12)

@@ -2,6 +2,7 @@
 a simulated node never loads torch. A further engine is one more line in `ENGINES`.
 """
 
+import dataclasses
 from collections.abc import Callable, Mapping
 
 from inference_svc.engine.protocol import Engine, EngineError
@@ -32,17 +33,10 @@ def _simulated(settings: Settings, model: ModelFolder) -> Engine:
 
 
 def _torch(settings: Settings, model: ModelFolder) -> Engine:
-    from inference_svc.engine.torch.engine import TorchEngine
+    from inference_svc.engine.torch.engine import TorchEngine, TorchOptions
 
-    return TorchEngine(
-        model,
-        kv_cache_bytes=settings.kv_cache_bytes,
-        block_count=settings.kv_block_count,
-        queue_depth_max=settings.queue_depth_max,
-        running_count_max=settings.running_count_max,
-        step_token_count_max=settings.step_token_count_max,
-        thread_count=settings.thread_count,
-    )
+    names = (field.name for field in dataclasses.fields(TorchOptions))
+    return TorchEngine(model, TorchOptions(**{name: getattr(settings, name) for name in names}))
 
 
 ENGINES: Mapping[str, Callable[[Settings, ModelFolder], Engine]] = {

@@ -56,6 +56,29 @@ class StopRule:
     strings: tuple[str, ...] = ()
 
 
+class FormatKind(Enum):
+    """What an answer can be held to."""
+
+    JSON_OBJECT = "json_object"
+    JSON_SCHEMA = "json_schema"
+    REGEX = "regex"
+    CHOICE = "choice"
+
+
+@dataclass(frozen=True, slots=True)
+class ResponseFormat:
+    """What the whole text of an answer must be; ranges as in inference.proto, already checked.
+
+    Attributes:
+        text: the JSON schema, or the regular expression; empty for the other kinds.
+        choices: the texts of which the answer is one, for CHOICE.
+    """
+
+    kind: FormatKind
+    text: str = ""
+    choices: tuple[str, ...] = ()
+
+
 @dataclass(frozen=True, slots=True)
 class EngineRequest:
     """One answer to generate.
@@ -68,6 +91,10 @@ class EngineRequest:
         cache_salt: who may share cached prefixes; empty: nobody.
         logprobs: report the log probability of each token.
         top_logprob_count: alternatives to report with each token, [0, 20].
+        group: the answers of one turn have the same; those with the same prompt share its blocks,
+            whatever their salt. Empty: shares with nobody.
+        response_format: what the text is held to; None: nothing.
+        time_left_s: seconds after which nobody waits any more; None: no bound.
     """
 
     request_id: str
@@ -79,6 +106,9 @@ class EngineRequest:
     cache_salt: str = ""
     logprobs: bool = False
     top_logprob_count: int = 0
+    group: str = ""
+    response_format: ResponseFormat | None = None
+    time_left_s: float | None = None
 
     @property
     def token_count_max(self) -> int:
@@ -149,6 +179,9 @@ class Engine(Protocol):
         Raises:
             QueueFullError: the queue is full; a later try may succeed.
             RequestTooLargeError: it needs more KV blocks than there are in all.
+            DeadlineUnreachableError: its first token would come too late.
+            BadFormatError: its response format is not one that this engine can hold an answer to
+                (the stream may also end with it, when that is found out later).
         """
 
     def load(self) -> EngineLoad:
@@ -159,8 +192,10 @@ class EngineError(Exception):
     """EngineError: the engine cannot do it, or failed; the text says what to change.
 
     EngineError
-    ├── QueueFullError         too many wait
-    └── RequestTooLargeError   more KV blocks than there are
+    ├── QueueFullError             too many wait
+    ├── RequestTooLargeError       more KV blocks than there are
+    ├── DeadlineUnreachableError   the first token would come after the caller has left
+    └── BadFormatError             an answer cannot be held to this format
     """
 
 
@@ -181,3 +216,18 @@ class RequestTooLargeError(EngineError):
             f"node has {block_count_max}; send fewer tokens or lower max_tokens."
         )
         self.block_count, self.block_count_max = block_count, block_count_max
+
+
+class DeadlineUnreachableError(EngineError):
+    """At the measured rates the first token would come after the deadline."""
+
+    def __init__(self, time_left_s: float, first_token_s: float) -> None:
+        super().__init__(
+            f"The first token is about {first_token_s:.1f} s away and the caller waits only "
+            f"{time_left_s:.1f} s; try another node, try later, or allow more time."
+        )
+        self.time_left_s, self.first_token_s = time_left_s, first_token_s
+
+
+class BadFormatError(EngineError):
+    """The response format cannot be compiled, or not by this engine; the text says why."""

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from inference_svc.engine.answer import Answer
 from inference_svc.engine.protocol import (
     BLOCK_TOKEN_COUNT,
+    BadFormatError,
     EngineLoad,
     EngineRequest,
     Finish,
@@ -30,6 +31,8 @@ from inference_svc.engine.torch.block_manager import BlockManager, prefix_hashes
 from inference_svc.engine.vocabulary import Vocabulary
 
 TICK_S_MIN = 0.002  # hand-overs are not more frequent than this, however short the interval
+# A higher priority overtakes who came less than this before it, so that the lower cannot starve.
+PRIORITY_STEP_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +95,7 @@ class SimulatedEngine:
         self._blocks = BlockManager(block_count)
         self._queue_depth_max, self._running_count_max = queue_depth_max, running_count_max
         self._script = make_script(vocabulary) or [0]
-        self._waiting: list[tuple[int, int, _Running]] = []  # heap: (-priority, arrival, request)
+        self._waiting: list[tuple[float, int, _Running]] = []  # heap: (rank in s, arrival, request)
         self._waiting_count = 0
         self._running: set[_Running] = set()
         self._arrivals = itertools.count()
@@ -118,15 +121,18 @@ class SimulatedEngine:
         """Queues a request; starts it at once when there is room.
 
         Raises:
-            QueueFullError, RequestTooLargeError: as in `Engine.submit`.
+            QueueFullError, RequestTooLargeError, BadFormatError: as in `Engine.submit`.
         """
+        if request.response_format is not None:
+            raise BadFormatError("The simulated engine cannot hold an answer to a format.")
         if request.block_count_max > self._blocks.block_count:
             raise RequestTooLargeError(request.block_count_max, self._blocks.block_count)
         state = self._stand(request)
         if state.answer.finish is not None:
             state.stream.end(state.answer.finish)
             return state.stream
-        heapq.heappush(self._waiting, (-request.priority, next(self._arrivals), state))
+        rank_s = self._clock() - PRIORITY_STEP_S * request.priority
+        heapq.heappush(self._waiting, (rank_s, next(self._arrivals), state))
         self._waiting_count += 1
         self._admit()
         if state not in self._running and self._waiting_count > self._queue_depth_max:

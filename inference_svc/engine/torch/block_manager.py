@@ -13,7 +13,7 @@ vLLM's automatic prefix caching); a prompt adopts the longest run of its own has
 import hashlib
 from array import array
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import islice
 
 from inference_svc.engine.protocol import BLOCK_TOKEN_COUNT
@@ -26,7 +26,7 @@ def root_hash(cache_salt: str) -> bytes:
     return hashlib.blake2b(cache_salt.encode(), digest_size=16).digest()
 
 
-def chained_hash(parent: bytes, token_ids: Sequence[int]) -> bytes:
+def chained_hash(parent: bytes, token_ids: Iterable[int]) -> bytes:
     """The hash of a block behind `parent`: BLAKE2b-128 over it and the ids as u32. 16 bytes."""
     return hashlib.blake2b(parent + array("I", token_ids).tobytes(), digest_size=16).digest()
 
@@ -43,16 +43,22 @@ def prefix_hashes(token_ids: Sequence[int], cache_salt: str) -> list[bytes]:
 
 
 class BlockManager:
-    """Owns block numbers [0, block_count)."""
+    """Owns block numbers [0, block_count).
+
+    Attributes:
+        evicted_total: cached blocks whose content was given up for a new owner.
+    """
 
     def __init__(self, block_count: int) -> None:
         self.block_count = block_count
+        self.evicted_total = 0
         self._references = [0] * block_count
         self._plain = list(range(block_count - 1, -1, -1))  # free, without content
         self._cached: OrderedDict[int, None] = OrderedDict()  # free with content, oldest first
         self._hash_of: dict[int, bytes] = {}
         # The most recently used hash last: what WatchLoad reports.
         self._block_of: OrderedDict[bytes, int] = OrderedDict()
+        self._recent: tuple[int, ...] | None = ()  # None: to be made again
 
     @property
     def free_count(self) -> int:
@@ -76,7 +82,15 @@ class BlockManager:
                 del self._cached[block]
             self._references[block] += 1
             blocks.append(block)
+        self._recent = None
         return blocks
+
+    def share(self, blocks: Iterable[int]) -> None:
+        """Takes one more reference on blocks that are in use."""
+        for block in blocks:
+            if self._references[block] <= 0:
+                raise AssertionError(f"block {block} is free and cannot be shared")
+            self._references[block] += 1
 
     def allocate(self, count: int) -> list[int] | None:
         """Takes `count` free blocks, or none at all when there are fewer."""
@@ -90,6 +104,8 @@ class BlockManager:
         else:
             block, _ = self._cached.popitem(last=False)
             del self._block_of[self._hash_of.pop(block)]
+            self.evicted_total += 1
+            self._recent = None
         self._references[block] = 1
         return block
 
@@ -99,8 +115,9 @@ class BlockManager:
             return
         self._hash_of[block] = digest
         self._block_of[digest] = block
+        self._recent = None
 
-    def owned_alone(self, blocks: Sequence[int]) -> list[int]:
+    def owned_alone(self, blocks: Iterable[int]) -> list[int]:
         """Those of `blocks` that have a single owner."""
         return [block for block in blocks if self._references[block] == 1]
 
@@ -119,5 +136,7 @@ class BlockManager:
 
     def recent_prefixes(self) -> tuple[int, ...]:
         """First 64 bits of the cached hashes, the most recently used first, at most 64."""
-        recent = islice(reversed(self._block_of), PREFIX_HASH_REPORT_MAX)
-        return tuple(int.from_bytes(digest[:8], "little") for digest in recent)
+        if self._recent is None:
+            recent = islice(reversed(self._block_of), PREFIX_HASH_REPORT_MAX)
+            self._recent = tuple(int.from_bytes(digest[:8], "little") for digest in recent)
+        return self._recent

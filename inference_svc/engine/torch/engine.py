@@ -1,55 +1,83 @@
 """The torch engine: one thread computes, the event loop stays outside.
 
-loop ──inbox──> thread:  take → schedule → run → sample → emit  ──call_soon──> TokenStream
+loop ──inbox──> thread: take → core.step (schedule → run → sample → emit) ──call_soon──> TokenStream
 """
 
 import asyncio
 import itertools
+import os
 import queue
+import sys
 import threading
+import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
 
-import numpy as np
-import numpy.typing as npt
 import structlog
-import torch
 
 from inference_svc.engine.answer import Answer
 from inference_svc.engine.protocol import (
+    BadFormatError,
     EngineError,
     EngineLoad,
     EngineRequest,
     Finish,
     FinishReason,
-    QueueFullError,
-    RequestTooLargeError,
-    TokenLogprobs,
 )
 from inference_svc.engine.stream import TokenStream
-from inference_svc.engine.torch.block_manager import BlockManager
+from inference_svc.engine.torch.backends import open_backend
+from inference_svc.engine.torch.constrained import GrammarCompiler
+from inference_svc.engine.torch.core import EngineCore, Event
+from inference_svc.engine.torch.metrics import EngineMetrics
 from inference_svc.engine.torch.model_runner import ModelRunner
-from inference_svc.engine.torch.sampler import Draw, sample
-from inference_svc.engine.torch.scheduler import Chunk, Scheduler
 from inference_svc.engine.torch.sequence import Sequence
+from inference_svc.engine.torch.speculation import open_drafter
+from inference_svc.engine.torch.streams import Streams
 from inference_svc.engine.torch.threads import engine_thread_count
+from inference_svc.engine.torch.transcript import DIGIT_COUNT, Limits
 from inference_svc.model_folder import ModelFolder
+
+if TYPE_CHECKING:
+    from inference_svc.engine.torch.constrained import Constraint
 
 log = structlog.get_logger()
 
+# Waking the event loop for each token of a fast model costs it and the kernels more than the token.
+TELL_INTERVAL_S = 0.004
 
-@dataclass(frozen=True, slots=True)
-class _Event:
-    """What one step did for one sequence."""
+Kind = Literal["auto", "f32", "bf16", "int8"]
 
-    sequence: Sequence
-    cached_count: int
-    prefilled_count: int
-    token_ids: tuple[int, ...] = ()
-    text: str = ""
-    logprobs: tuple[TokenLogprobs, ...] = ()
-    finish: Finish | None = None
-    error: EngineError | None = None
+# Tokens of a step, by back end: more lets prompts through a little faster, and the answers that run
+# beside them wait longer for each token. On a CPU 256 cost no throughput against 512 and 1024.
+STEP_TOKEN_COUNT_MAX, STEP_TOKEN_COUNT_MAX_CUDA = 256, 2048
+TRANSCRIPT_BYTES_MAX = 1 << 30
+# A step gives the interpreter's lock up while the model computes, and wants it back from a busy
+# event loop: with Python's 5 ms, one sequence got 45 tokens a second beside one, with this 528.
+SWITCH_INTERVAL_S = 1e-4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TorchOptions:
+    """How the engine runs; ranges and meanings as in `settings`."""
+
+    kv_cache_bytes: int
+    queue_depth_max: int
+    running_count_max: int
+    step_token_count_max: int = 0
+    wait_s_max: float = 10.0
+    kv_block_count: int = 0
+    thread_count: int = 0
+    backend: Literal["auto", "kernels", "torch", "cuda"] = "auto"
+    weights: Kind = "auto"
+    kv: Kind = "auto"
+    speculation: Literal["off", "ngram", "draft"] = "off"
+    speculation_model: str = ""
+    speculation_token_count_max: int = 8
+    speculation_batch_max: int = 8
+    transcript_file: Path | None = None
 
 
 class TorchEngine:
@@ -57,34 +85,21 @@ class TorchEngine:
 
     name = "torch"
 
-    def __init__(
-        self,
-        model: ModelFolder,
-        *,
-        kv_cache_bytes: int,
-        queue_depth_max: int,
-        running_count_max: int,
-        step_token_count_max: int,
-        block_count: int = 0,
-        thread_count: int = 0,
-    ) -> None:
-        self._model = model
-        self._kv_cache_bytes, self._block_count = kv_cache_bytes, block_count
-        self._queue_depth_max = queue_depth_max
-        self._running_count_max = running_count_max
-        # Every running sequence decodes in every step: the budget has room for all of them.
-        self._step_token_count_max = max(step_token_count_max, running_count_max)
-        self._thread_count = thread_count or engine_thread_count()
+    def __init__(self, model: ModelFolder, options: TorchOptions) -> None:
+        self._model, self._options = model, options
         self._arrivals = itertools.count()
-        self._streams: dict[Sequence, TokenStream] = {}  # the loop's
-        self._unstarted: set[Sequence] = set()  # the loop's: submitted, not seen running yet
+        self._streams = Streams(options.queue_depth_max, options.running_count_max)
+        self._grammars = GrammarCompiler(model)
+        self._compiling: dict[Sequence, asyncio.Task[None]] = {}
         self._inbox: queue.SimpleQueue[tuple[str, Sequence | None]] = queue.SimpleQueue()
-        self._load = EngineLoad(0, 0, queue_depth_max, 0, 0)
+        self._untold: list[Event] = []  # the engine's thread only, as `_told_s`
+        self._told_s = 0.0
         self.failed = asyncio.Event()
 
     async def start(self) -> None:
         """Loads the model in the engine's thread. Raises EngineError when it cannot be served."""
         self._loop = asyncio.get_running_loop()
+        sys.setswitchinterval(SWITCH_INTERVAL_S)
         ready: asyncio.Future[None] = self._loop.create_future()
         self._thread = threading.Thread(
             target=self._main, args=(ready,), name="engine", daemon=True
@@ -94,96 +109,152 @@ class TorchEngine:
 
     async def stop(self) -> None:
         """Cancels what runs and ends the thread."""
+        for sequence in list(self._compiling):
+            self._cancel(sequence)
         self._inbox.put(("stop", None))
         await asyncio.to_thread(self._thread.join)
         await asyncio.sleep(0)  # lets the last events in
 
     def submit(self, request: EngineRequest) -> TokenStream:
-        """Queues a request.
+        """Queues a request; what its response format needs is compiled first, in a worker thread.
 
         Raises:
-            QueueFullError, RequestTooLargeError: as in `Engine.submit`.
+            QueueFullError, RequestTooLargeError, DeadlineUnreachableError: as in `Engine.submit`.
         """
-        if request.block_count_max > self._load.kv_block_count:
-            raise RequestTooLargeError(request.block_count_max, self._load.kv_block_count)
         answer = Answer(request.stop, self._model.vocabulary)
         answer.replay(request.emitted_token_ids)
-        sequence = Sequence(request, answer, next(self._arrivals))
-        stream = TokenStream(
-            len(request.emitted_token_ids), lambda: self._inbox.put(("cancel", sequence))
-        )
         if answer.finish is not None:
+            stream = TokenStream(len(request.emitted_token_ids), lambda: None)
             stream.end(answer.finish)
             return stream
         if self.failed.is_set():
             raise EngineError("The engine has failed and is being restarted; use another node.")
-        if len(self._unstarted) >= self._queue_depth_max + self._free_to_run():
-            raise QueueFullError(self._queue_depth_max)
-        self._streams[sequence] = stream
-        self._unstarted.add(sequence)
-        self._inbox.put(("add", sequence))
+        self._streams.check(request, self._core.rates)
+        arrived_s = round(time.monotonic(), DIGIT_COUNT)
+        sequence = Sequence(request, answer, next(self._arrivals), arrived_s)
+        stream = self._streams.open(sequence, lambda: self._cancel(sequence))
+        if request.response_format is None:
+            self._inbox.put(("add", sequence))
+        else:
+            self._compiling[sequence] = self._loop.create_task(self._constrain(sequence))
         return stream
-
-    def _free_to_run(self) -> int:
-        """How many would not wait, as far as is known: none while others wait for blocks."""
-        free = self._running_count_max - self._load.running_count
-        return free if self._load.waiting_count == 0 else 0
 
     def load(self) -> EngineLoad:
         """The load after the last step."""
-        return self._load
+        return self._streams.load
+
+    @property
+    def metrics(self) -> EngineMetrics:
+        """What the engine counts, once it was started."""
+        return self._core.metrics
 
     # ---- on the loop's thread
 
-    def _deliver(self, events: list[_Event], load: EngineLoad) -> None:
-        self._load = load
-        for event in events:
-            stream = self._streams.get(event.sequence)
-            if stream is None:
-                continue
-            self._unstarted.discard(event.sequence)
-            stream.counts.cached = event.cached_count
-            stream.counts.prefilled = event.prefilled_count
-            if event.token_ids:
-                stream.feed(event.token_ids, event.text, event.logprobs)
-            if event.error is not None:
-                stream.fail(event.error)
-            elif event.finish is not None:
-                stream.end(event.finish)
-            if stream.done:
-                del self._streams[event.sequence]
+    async def _constrain(self, sequence: Sequence) -> None:
+        """Gives a sequence its grammar, then to the engine's thread."""
+        error = None
+        try:
+            sequence.constraint = await asyncio.to_thread(self._constraint, sequence.request)
+        except EngineError as caught:
+            error = caught
+        except Exception as caught:  # the library failed: this request's fault, or ours
+            log.error("grammar_failed", error=repr(caught))
+            error = BadFormatError("The response format cannot be compiled; simplify it.")
+        del self._compiling[sequence]
+        if error is not None:
+            self._streams.deliver([Event(sequence, 0, 0, error=error)], self._streams.load)
+        else:
+            self._inbox.put(("add", sequence))
+
+    def _constraint(self, request: EngineRequest) -> "Constraint":
+        assert request.response_format is not None
+        grammar = self._grammars.compile(request.response_format)
+        return grammar.constraint(request.emitted_token_ids)
+
+    def _cancel(self, sequence: Sequence) -> None:
+        if (task := self._compiling.pop(sequence, None)) is not None:
+            task.cancel()
+            event = Event(sequence, 0, 0, finish=Finish(FinishReason.CANCELLED))
+            self._streams.deliver([event], self._streams.load)
+        else:
+            self._inbox.put(("cancel", sequence))
 
     def _give_up(self, error: EngineError) -> None:
-        for stream in self._streams.values():
-            stream.fail(error)
-        self._streams.clear()
+        self._streams.give_up(error)
         self.failed.set()
 
     # ---- on the engine's thread
 
     def _main(self, ready: "asyncio.Future[None]") -> None:
-        torch.set_num_threads(self._thread_count)
-        try:
-            self._runner = ModelRunner(self._model, self._kv_cache_bytes, self._block_count)
-        except Exception as error:  # handed to who waits for the start
-            told = error if isinstance(error, EngineError) else EngineError(f"{error!r}")
-            self._post(ready.set_exception, told)
-            return
-        self._blocks = BlockManager(self._runner.block_count)
-        self._scheduler = Scheduler(
-            self._blocks,
-            step_token_count_max=self._step_token_count_max,
-            running_count_max=self._running_count_max,
+        with ExitStack() as opened:
+            try:
+                self._core = self._make_core(opened)
+            except Exception as error:  # handed to who waits for the start
+                told = error if isinstance(error, EngineError) else EngineError(f"{error!r}")
+                self._post(ready.set_exception, told)
+                return
+            self._streams.load = self._core.load()
+            self._post(ready.set_result, None)
+            try:
+                while (events := self._take()) is not None:
+                    self._tell(events + self._core.step())
+            except Exception as error:  # a fault of ours: nobody may hang on a thread that is gone
+                log.critical("engine_failed", error=repr(error))
+                self._post(self._give_up, EngineError(f"the engine failed: {error!r}"))
+
+    def _make_core(self, opened: ExitStack) -> EngineCore:
+        options = self._options
+        thread_count = options.thread_count or engine_thread_count()
+        backend = open_backend(
+            self._model,
+            backend=options.backend,
+            weights=options.weights,
+            kv=options.kv,
+            thread_count=thread_count,
         )
-        self._load = self._load_now()
-        self._post(ready.set_result, None)
-        try:
-            while (events := self._take()) is not None:
-                events += self._step()
-                self._post(self._deliver, events, self._load_now())
-        except Exception as error:  # a fault of ours: nobody may hang on a thread that is gone
-            log.critical("engine_failed", error=repr(error))
-            self._post(self._give_up, EngineError(f"the engine failed: {error!r}"))
+        opened.callback(backend.close)
+        backend.allocate(
+            options.kv_block_count or max(1, options.kv_cache_bytes // backend.block_bytes)
+        )
+        drafter = open_drafter(
+            options.speculation,
+            self._model,
+            draft_model=options.speculation_model,
+            token_count_max=options.speculation_token_count_max,
+            batch_max=options.speculation_batch_max,
+            thread_count=thread_count,
+        )
+        if drafter is not None:
+            opened.callback(drafter.close)
+        metrics = EngineMetrics(self._model.id)
+        metrics.register()
+        opened.callback(metrics.unregister)
+        on_gpu = backend.name == "cuda"
+        limits = Limits(
+            backend.block_count,
+            options.step_token_count_max
+            or (STEP_TOKEN_COUNT_MAX_CUDA if on_gpu else STEP_TOKEN_COUNT_MAX),
+            options.running_count_max,
+            options.wait_s_max,
+        )
+        return EngineCore(
+            ModelRunner(backend),
+            limits,
+            queue_depth_max=options.queue_depth_max,
+            metrics=metrics,
+            clock=time.monotonic,
+            drafter=drafter,
+            write_transcript=_writer(options.transcript_file, opened),
+        )
+
+    def _tell(self, events: list[Event]) -> None:
+        """Hands events to the loop; further tokens of answers that go on wait for company."""
+        self._untold += events
+        now_s = time.monotonic()
+        due = now_s - self._told_s >= TELL_INTERVAL_S or not self._core.busy
+        if due or not all(event.continues for event in events):
+            self._post(self._streams.deliver, self._untold, self._core.load())
+            self._untold, self._told_s = [], now_s
 
     def _post(self, call: "Callable[..., object]", *args: object) -> None:
         try:
@@ -191,112 +262,39 @@ class TorchEngine:
         except RuntimeError:  # the loop has ended: nobody listens
             log.debug("engine_event_unheard")
 
-    def _take(self) -> list[_Event] | None:
+    def _take(self) -> list[Event] | None:
         """What came in: waits while there is nothing to compute; None: the engine ends."""
-        events: list[_Event] = []
+        events: list[Event] = []
         while True:
             try:
-                word, sequence = self._inbox.get(block=not (self._scheduler.busy or events))
+                word, sequence = self._inbox.get(block=not (self._core.busy or events))
             except queue.Empty:
                 return events
             if sequence is None:
-                self._post(self._deliver, [self._cancel(s) for s in self._alive()], self._load)
+                self._tell(self._core.cancel_all())
                 return None
             if word == "add":
-                self._scheduler.add(sequence)
-            elif sequence in self._scheduler:
-                events.append(self._cancel(sequence))
-
-    def _alive(self) -> list[Sequence]:
-        return self._scheduler.sequences()
-
-    def _step(self) -> list[_Event]:
-        """schedule → run → sample → emit."""
-        chunks = self._scheduler.plan()
-        if not chunks:
-            return []
-        try:
-            result = self._runner.step(chunks)
-        except Exception as error:  # its requests fail, the engine goes on
-            log.error("engine_step_failed", error=repr(error))
-            return [self._fail(chunk.sequence, f"the step failed: {error!r}") for chunk in chunks]
-        rows = iter(result.logits)
-        events = []
-        for chunk, sound in zip(chunks, result.sound, strict=True):
-            logits = next(rows) if chunk.samples else None
-            if not sound:
-                events.append(self._fail(chunk.sequence, "the model computed no numbers (NaN)"))
-                continue
-            self._scheduler.commit(chunk)
-            if logits is None:
-                events.append(_event(chunk.sequence))
-            else:
-                events.append(self._sample(chunk, logits))
-        return events
-
-    def _sample(self, chunk: Chunk, logits: npt.NDArray[np.float32]) -> _Event:
-        sequence, request = chunk.sequence, chunk.sequence.request
-        draw = Draw(
-            request.sampling,
-            sequence.position,
-            request.prompt_token_ids,
-            sequence.token_ids[sequence.prompt_count :],
-            request.logprobs,
-            request.top_logprob_count,
-        )
-        try:
-            token_id, logprobs = sample(logits, draw)
-        except FloatingPointError as error:
-            return self._fail(sequence, str(error))
-        sequence.token_ids.append(token_id)
-        text = sequence.answer.push(token_id)
-        if sequence.answer.finish is not None:
-            self._scheduler.remove(sequence)
-        return _event(
-            sequence,
-            token_ids=(token_id,),
-            text=text,
-            logprobs=(logprobs,) if logprobs else (),
-            finish=sequence.answer.finish,
-        )
-
-    def _cancel(self, sequence: Sequence) -> _Event:
-        self._scheduler.remove(sequence)
-        return _event(sequence, finish=Finish(FinishReason.CANCELLED))
-
-    def _fail(self, sequence: Sequence, message: str) -> _Event:
-        """Gives one request up; what it wrote into the cache must reach nobody else."""
-        self._runner.wipe(self._blocks.owned_alone(sequence.blocks))
-        self._scheduler.remove(sequence)
-        return _event(sequence, error=EngineError(message))
-
-    def _load_now(self) -> EngineLoad:
-        return EngineLoad(
-            waiting_count=self._scheduler.waiting_count,
-            running_count=self._scheduler.running_count,
-            queue_depth_max=self._queue_depth_max,
-            kv_block_count=self._blocks.block_count,
-            kv_block_free_count=self._blocks.free_count,
-            cached_prefix_hashes=self._blocks.recent_prefixes(),
-        )
+                self._core.add(sequence)
+            elif (event := self._core.cancel(sequence)) is not None:
+                events.append(event)
 
 
-def _event(
-    sequence: Sequence,
-    *,
-    token_ids: tuple[int, ...] = (),
-    text: str = "",
-    logprobs: tuple[TokenLogprobs, ...] = (),
-    finish: Finish | None = None,
-    error: EngineError | None = None,
-) -> _Event:
-    return _Event(
-        sequence,
-        sequence.cached_count or 0,
-        sequence.prefilled_count,
-        token_ids,
-        text,
-        logprobs,
-        finish,
-        error,
-    )
+def _writer(file: Path | None, opened: ExitStack) -> Callable[[str], object] | None:
+    """Appends lines to a file that only its owner may read, up to a size."""
+    if file is None:
+        return None
+    descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    # By line: what led to a crash is what is wanted.
+    stream = opened.enter_context(os.fdopen(descriptor, "w", buffering=1, encoding="utf-8"))
+    left = TRANSCRIPT_BYTES_MAX - file.stat().st_size
+
+    def write(line: str) -> None:
+        nonlocal left
+        was_left, left = left, left - len(line) - 1
+        if left >= 0:
+            stream.write(line + "\n")
+        elif was_left >= 0:
+            log.warning("transcript_full", byte_count_max=TRANSCRIPT_BYTES_MAX)
+            left = -1
+
+    return write

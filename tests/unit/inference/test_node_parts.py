@@ -10,9 +10,8 @@ import pytest
 from tokenizers import Tokenizer
 
 from inference_svc.engine.choose import choose_engine
-from inference_svc.engine.protocol import EngineError, EngineRequest, Sampling, StopRule
+from inference_svc.engine.protocol import EngineError, EngineRequest, StopRule
 from inference_svc.engine.simulated import AnswerLength, SimulatedEngine, Timing
-from inference_svc.engine.torch.sampler import Draw, sample, uniform
 from inference_svc.engine.vocabulary import read_vocabulary
 from inference_svc.model_folder import ModelFolder, open_model
 from inference_svc.settings import Settings
@@ -112,60 +111,24 @@ async def test_simulated_timing(model: ModelFolder) -> None:
     await engine.stop()
 
 
-def draw(row: list[float], position: int = 0, **sampling: object) -> int:
-    prompt, output = sampling.pop("prompt", []), sampling.pop("output", [])
-    logits = np.array(row, np.float32)
-    return sample(logits, Draw(Sampling(**sampling), position, prompt, output))[0]
-
-
-def frequencies(row: list[float], **sampling: object) -> np.ndarray:
-    count = 4000
-    drawn = [draw(row, position, seed=9, **sampling) for position in range(count)]
-    return np.bincount(drawn, minlength=len(row)) / count
-
-
-P = [0.4, 0.3, 0.15, 0.1, 0.05]
-LOGITS = np.log(P).tolist()
-
-
-@pytest.mark.parametrize(
-    ("sampling", "expected"),
-    [
-        ({}, P),
-        ({"top_k": 2}, [4 / 7, 3 / 7, 0, 0, 0]),
-        ({"top_p": 0.7}, [4 / 7, 3 / 7, 0, 0, 0]),
-        ({"top_p": 0.71}, [40 / 85, 30 / 85, 15 / 85, 0, 0]),
-        ({"min_p": 0.3}, [40 / 85, 30 / 85, 15 / 85, 0, 0]),
-        ({"temperature": 0.5}, (np.square(P) / np.square(P).sum()).tolist()),
-        ({"logit_bias": {0: -100.0}}, [0, 0.5, 0.25, 1 / 6, 1 / 12]),
-    ],
-)
-def test_draws_follow_the_distribution(sampling, expected) -> None:
-    found = frequencies(LOGITS, **sampling)
-    assert np.abs(found - expected).max() < 0.03
-    assert all(f == 0 for f, e in zip(found, expected, strict=True) if e == 0)
-
-
-def test_penalties_change_what_greedy_takes() -> None:
-    row = [1.0, 0.9, -1.0]
-    greedy = {"temperature": 0.0}
-    assert draw(row, **greedy) == 0
-    assert draw(row, **greedy, presence_penalty=0.2, output=[0]) == 1
-    assert draw(row, **greedy, frequency_penalty=0.06, output=[0]) == 0
-    assert draw(row, **greedy, frequency_penalty=0.06, output=[0, 0]) == 1
-    assert draw(row, **greedy, repetition_penalty=1.2, prompt=[0]) == 1
-    assert draw(row, **greedy, logit_bias={2: 3.0}) == 2
-
-
-def test_no_number_is_an_error() -> None:
-    for bad in (float("nan"), float("inf")):
-        with pytest.raises(FloatingPointError):
-            draw([0.0, bad])
-
-
-def test_uniform_is_fixed_for_ever() -> None:
-    """Another node, another version: the same draws. These numbers must not change."""
-    assert [uniform(1, 0), uniform(1, 1), uniform(2**64 - 1, 5)] == PINNED
-
-
-PINNED = [0.5363207289114678, 0.6187271030374507, 0.18406937836312898]
+async def test_simulated_priorities_overtake_and_do_not_starve(model: ModelFolder) -> None:
+    now = 0.0
+    engine = SimulatedEngine(
+        model.vocabulary, model.eos_token_ids, timing=Timing(token_interval_ms=1000),
+        length=AnswerLength(), block_count=100, queue_depth_max=9, running_count_max=1,
+        clock=lambda: now,
+    )  # fmt: skip
+    running = engine.submit(EngineRequest("r", [3], StopRule(40)))
+    low = engine.submit(EngineRequest("low", [3], StopRule(40), priority=-1))
+    high = engine.submit(EngineRequest("high", [3], StopRule(40), priority=1))
+    now = 21.0  # more than two steps of priority later
+    late = engine.submit(EngineRequest("late", [3], StopRule(40), priority=1))
+    order = []
+    for stream, name in ((running, "running"), (high, "high"), (low, "low"), (late, "late")):
+        now += 1.0
+        engine._tick(now, 1.0)
+        assert stream.counts.output > 0
+        order.append(name)
+        stream.cancel()
+    assert order == ["running", "high", "low", "late"]
+    await engine.stop()

@@ -16,7 +16,14 @@ from chatmesh.inference.v1.inference_pb2_grpc import (
     InferenceServiceStub,
     add_InferenceServiceServicer_to_server,
 )
-from inference_svc.engine.protocol import EngineError, EngineRequest
+from inference_svc.engine.protocol import (
+    BadFormatError,
+    DeadlineUnreachableError,
+    EngineError,
+    EngineRequest,
+    FormatKind,
+    ResponseFormat,
+)
 from inference_svc.engine.simulated import AnswerLength, SimulatedEngine, Timing
 from inference_svc.engine.stream import TokenStream
 from inference_svc.generations import Generations
@@ -24,11 +31,20 @@ from inference_svc.model_folder import ModelFolder
 from inference_svc.service import InferenceService
 from inference_svc.spool import Spool
 from inference_svc.usage import UsageRim, connect
+from mesh.chassis import deadlines
 from mesh.chassis.errors import MeshError
+from mesh.chassis.server import ErrorInterceptor
 from tests.support.loopback import loopback
 
 TURN = "01J00000000000000000000000"
 DEADLINE_S = 10
+
+
+class AdmitsWithDeadline(ErrorInterceptor):
+    """As the chassis does in the mesh."""
+
+    async def admit(self, method: str, context) -> None:
+        deadlines.enter(context.time_remaining())
 
 
 @dataclass
@@ -78,7 +94,8 @@ async def running(
     service = InferenceService(
         "inference-1", model, engine, generations, flush_window_s=0.025, stopping=stopping
     )
-    async with loopback([(add_InferenceServiceServicer_to_server, service)]) as channel:
+    registration = (add_InferenceServiceServicer_to_server, service)
+    async with loopback([registration], AdmitsWithDeadline()) as channel:
         yield NodeUnderTest(InferenceServiceStub(channel), engine, usage, generations, stopping)
         stopping.set()
     await engine.stop()
@@ -194,6 +211,17 @@ BAD = {
     "top_logprobs": {"top_logprobs": 21},
     "cache_salt": {"cache_salt": "x" * 257},
     "response_format": {"response_format": inference_pb2.ResponseFormat(json_object=True)},
+    "response_format.json_schema": {
+        "response_format": inference_pb2.ResponseFormat(json_schema="x" * 65_537)
+    },
+    "response_format.regex": {"response_format": inference_pb2.ResponseFormat(regex="x" * 4097)},
+    "response_format.choice": {
+        "response_format": inference_pb2.ResponseFormat(choice=inference_pb2.Choice())
+    },
+    "stop.ignore_eos": {
+        "response_format": inference_pb2.ResponseFormat(json_object=True),
+        "stop": inference_pb2.StopConditions(ignore_eos=True),
+    },
     "stop.strings": {"stop": inference_pb2.StopConditions(strings=[""])},
     "stop.token_ids": {"stop": inference_pb2.StopConditions(token_ids=[9999])},
     "sampling.temperature": {"sampling": inference_pb2.SamplingParams(temperature=float("nan"))},
@@ -208,7 +236,60 @@ async def test_bad_request_names_the_field(model, tmp_path, field) -> None:
     async with running(model, tmp_path) as node:
         error = await failure(node.stub.Generate(node.request(**BAD[field])))
     assert (error.code, error.reason) == (grpc.StatusCode.INVALID_ARGUMENT, "BAD_REQUEST")
-    assert error.metadata["field"] == field
+    assert error.metadata["field"] == (field if "format." not in field else "response_format")
+
+
+class AskedEngine(SimulatedEngine):
+    """Notes what it is asked for, and has no time for impatient ones."""
+
+    asked: EngineRequest
+
+    def submit(self, request: EngineRequest) -> TokenStream:
+        type(self).asked = request
+        if request.time_left_s is not None and request.time_left_s < 5:
+            raise DeadlineUnreachableError(request.time_left_s, 7.5)
+        if request.response_format is None:
+            return super().submit(request)
+        stream = TokenStream(0, lambda: None)
+        stream.fail(BadFormatError("This schema cannot be compiled; leave out patternProperties."))
+        return stream
+
+
+async def test_a_deadline_out_of_reach_is_refused_with_a_hint(model, tmp_path) -> None:
+    async with running(model, tmp_path, engine_type=AskedEngine) as node:
+        error = await failure(node.stub.Generate(node.request(), timeout=4))
+        assert (error.code, error.reason) == (
+            grpc.StatusCode.RESOURCE_EXHAUSTED, "DEADLINE_UNREACHABLE"
+        )  # fmt: skip
+        assert 2.5 < error.retry_after_s < 5  # late by so much; the wire rounds deadlines
+        assert (await node.generate())[-1].HasField("finished")
+        assert 5 < AskedEngine.asked.time_left_s < 2 * DEADLINE_S
+        assert AskedEngine.asked.group == TURN
+
+
+FORMATS = {
+    "object": ({"json_object": True}, ResponseFormat(FormatKind.JSON_OBJECT)),
+    "schema": ({"json_schema": "{}"}, ResponseFormat(FormatKind.JSON_SCHEMA, "{}")),
+    "regex": ({"regex": "a+"}, ResponseFormat(FormatKind.REGEX, "a+")),
+    "choice": (
+        {"choice": inference_pb2.Choice(texts=["a", "b"])},
+        ResponseFormat(FormatKind.CHOICE, choices=("a", "b")),
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+async def test_a_format_reaches_the_engine_and_its_fault_the_caller(model, tmp_path, kind) -> None:
+    fields, expected = FORMATS[kind]
+    async with running(model, tmp_path, engine_type=AskedEngine) as node:
+        wanted = inference_pb2.ResponseFormat(**fields)
+        error = await failure(
+            node.stub.Generate(node.request(response_format=wanted), timeout=DEADLINE_S)
+        )
+    assert AskedEngine.asked.response_format == expected
+    assert (error.code, error.reason) == (grpc.StatusCode.INVALID_ARGUMENT, "BAD_REQUEST")
+    assert error.metadata == {"field": "response_format"}
+    assert "patternProperties" in error.message
 
 
 async def test_prompt_too_long(model, tmp_path) -> None:

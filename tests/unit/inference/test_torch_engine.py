@@ -1,70 +1,38 @@
-"""The torch engine against transformers, and against itself: batched, preempted, continued."""
+"""The engine on tiny models: alone and in company, preempted, continued, cancelled, failing."""
 
 import asyncio
 import contextlib
 import json
+import re
 from collections.abc import AsyncIterator
-from pathlib import Path
+from dataclasses import replace
 
 import pytest
 import torch
+from prometheus_client import REGISTRY
 from safetensors.torch import load_file, save_file
-from transformers import AutoConfig, AutoModelForCausalLM
 
 from inference_svc.engine.protocol import (
+    BadFormatError,
+    DeadlineUnreachableError,
     EngineError,
     EngineRequest,
     FinishReason,
+    FormatKind,
     QueueFullError,
     RequestTooLargeError,
+    ResponseFormat,
     Sampling,
     StopRule,
 )
-from inference_svc.engine.torch.engine import TorchEngine
-from inference_svc.engine.torch.model_runner import ModelRunner
-from inference_svc.engine.torch.models.invariant import Linear, padded, row_count_for
-from inference_svc.engine.torch.scheduler import Chunk
-from inference_svc.engine.torch.sequence import Sequence
+from inference_svc.engine.torch.engine import TorchEngine, TorchOptions
+from inference_svc.engine.torch.transcript import replay
 from inference_svc.model_folder import ModelFolder, open_model
-from tests.unit.inference.conftest import WORDS, write_model
+from tests.support.backends import EXACT_CASES
+from tests.support.toy_models import FAMILIES, VOCABULARY, make_model, prompt
+from tests.unit.inference.conftest import write_model
 
-VOCABULARY = 2 + 256 + len(WORDS)
-CONTEXT = 512
-SHAPE = {
-    "vocab_size": VOCABULARY,
-    "hidden_size": 64,
-    "intermediate_size": 88,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": CONTEXT,
-    "eos_token_id": 0,
-    "bos_token_id": None,
-    "pad_token_id": 1,
-}
-LLAMA3 = {
-    "rope_type": "llama3",
-    "rope_theta": 5000.0,
-    "factor": 8.0,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 64,
-}
-FAMILIES = {
-    "llama": ("llama", {}),
-    "llama-tied": ("llama", {"tie_word_embeddings": True}),
-    "llama-one-group": ("llama", {"num_key_value_heads": 4, "hidden_size": 52, "head_dim": 18}),
-    "llama-biases": ("llama", {"attention_bias": True, "mlp_bias": True}),
-    "llama-linear": ("llama", {"rope_parameters": {"rope_type": "linear", "factor": 4.0,
-                                                   "rope_theta": 10000.0}}),
-    "llama-llama3": ("llama", {"rope_parameters": LLAMA3}),
-    "mistral": ("mistral", {"sliding_window": None}),
-    "mistral-window": ("mistral", {"sliding_window": 20}),
-    "qwen2": ("qwen2", {}),
-    "qwen2-window": ("qwen2", {"use_sliding_window": True, "sliding_window": 24,
-                               "max_window_layers": 1}),
-    "qwen3": ("qwen3", {"head_dim": 24}),
-}  # fmt: skip
+BACKENDS = sorted({backend for backend, _ in EXACT_CASES})
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -75,25 +43,13 @@ def one_thread():
     torch.set_num_threads(before)
 
 
-def make_model(folder: Path, family: str, **config: object) -> ModelFolder:
-    torch.manual_seed(7)
-    reference = AutoModelForCausalLM.from_config(
-        AutoConfig.for_model(family, **(SHAPE | config)), dtype=torch.float32
-    )
-    with torch.no_grad():
-        for name, parameter in reference.named_parameters():
-            # Biases and norms start trivial, and small weights hide errors: make all of them count.
-            spread = 0.3 if parameter.ndim == 1 else 2.0 * parameter.shape[-1] ** -0.5
-            parameter.normal_(1.0 if "norm" in name else 0.0, spread)
-    write_model(folder)
-    reference.save_pretrained(folder)
-    return open_model(str(folder))
-
-
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, ModelFolder]:
     root = tmp_path_factory.mktemp("families")
-    return {name: make_model(root / name, kind, **c) for name, (kind, c) in FAMILIES.items()}
+    return {
+        name: make_model(root / name, FAMILIES[name][0], **FAMILIES[name][1])
+        for name in ("llama", "qwen2-window")
+    }
 
 
 @pytest.fixture(scope="module")
@@ -101,46 +57,20 @@ def llama(folders) -> ModelFolder:
     return folders["llama"]
 
 
-def prompt(seed: int, count: int) -> list[int]:
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randint(2, VOCABULARY, (count,), generator=generator).tolist()
-
-
-def logits_in_chunks(model: ModelFolder, ids: list[int], cuts: list[int]) -> torch.Tensor:
-    """Logits at the last token, computed in chunks over scattered blocks."""
-    runner = ModelRunner(model, 1 << 20, 40)
-    sequence = Sequence(EngineRequest("x", ids, StopRule(8)), None, 0)
-    sequence.blocks = [(7 + 3 * i) % 40 for i in range(-(-len(ids) // 16))]
-    for begin, end in zip([0, *cuts], [*cuts, len(ids)], strict=True):
-        result = runner.step([Chunk(sequence, begin, end)])
-    return torch.from_numpy(result.logits[0])
-
-
-@pytest.mark.parametrize("name", FAMILIES)
-def test_logits_match_transformers(folders, name) -> None:
-    model, ids = folders[name], prompt(1, 77)
-    reference = AutoModelForCausalLM.from_pretrained(
-        model.folder, dtype=torch.float32, attn_implementation="eager"
-    ).eval()
-    with torch.no_grad():
-        expected = reference(torch.tensor([ids])).logits[0, -1]
-    for cuts in ([], [50, 70, 71, 72]):
-        torch.testing.assert_close(logits_in_chunks(model, ids, cuts), expected, rtol=0, atol=1e-3)
-
-
-@pytest.mark.parametrize("name", FAMILIES)
-def test_logits_do_not_depend_on_the_cuts(folders, name) -> None:
-    ids = prompt(2, 70)
-    whole = logits_in_chunks(folders[name], ids, [])
-    for cuts in ([1], [33], [16, 32, 48], list(range(40, 70))):
-        assert torch.equal(logits_in_chunks(folders[name], ids, cuts), whole)
-
-
 @contextlib.asynccontextmanager
-async def running(model: ModelFolder, **limits: int) -> AsyncIterator[TorchEngine]:
-    base = {"kv_cache_bytes": 1 << 20, "queue_depth_max": 100, "running_count_max": 16}
-    base |= {"step_token_count_max": 64, "thread_count": 1, "block_count": 100}
-    engine = TorchEngine(model, **(base | limits))
+async def running(model: ModelFolder, **limits: object) -> AsyncIterator[TorchEngine]:
+    options = TorchOptions(
+        kv_cache_bytes=1 << 20,
+        queue_depth_max=100,
+        running_count_max=16,
+        step_token_count_max=64,
+        kv_block_count=100,
+        thread_count=1,
+        backend="torch",
+        weights="f32",
+        kv="f32",
+    )
+    engine = TorchEngine(model, replace(options, **limits))
     await engine.start()
     try:
         yield engine
@@ -207,34 +137,18 @@ def wide(tmp_path_factory: pytest.TempPathFactory) -> ModelFolder:
     return make_model(tmp_path_factory.mktemp("wide") / "m", "llama", **shape)
 
 
+@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize(("threads", "count"), [(1, 9), (2, 3)])
-async def test_logits_are_bitwise_the_same_alone_and_batched(wide, threads, count) -> None:
+async def test_logits_are_bitwise_the_same_alone_and_batched(wide, backend, threads, count) -> None:
     """Answers of a small model agree by luck; log probabilities show the last bit."""
     requests = [
         request(n, 1 + 61 * n % 150, 4 + n % 5, logprobs=True, sampling=Sampling(seed=n))
         for n in range(count)
     ]
-    async with running(wide, thread_count=threads) as engine:
+    async with running(wide, backend=backend, thread_count=threads) as engine:
         single = [await logprobs_of(engine, one) for one in requests]
         batched = await asyncio.gather(*[logprobs_of(engine, one) for one in requests])
     assert single == batched
-
-
-def test_the_check_sees_a_matrix_product_that_depends_on_the_batch() -> None:
-    """Without blocks of fixed rows the last bits differ: what the engine works around is real."""
-    weight, rows = torch.randn(768, 256), torch.randn(40, 256)
-    free = [torch.equal((rows[:n] @ weight.t())[0], (rows @ weight.t())[0]) for n in range(1, 40)]
-    if all(free):
-        pytest.skip("this machine's BLAS treats all batch sizes alike")
-    linear = Linear(weight, None, row_count_for([weight]))
-    fixed = [linear(padded_rows(rows[:n], 16))[0] for n in range(1, 40)]
-    assert all(torch.equal(one, fixed[0]) for one in fixed)
-
-
-def padded_rows(rows: torch.Tensor, multiple: int) -> torch.Tensor:
-    out = torch.zeros(padded(len(rows), multiple), rows.shape[1])
-    out[: len(rows)] = rows
-    return out
 
 
 @pytest.mark.parametrize("kind", SAMPLINGS)
@@ -251,9 +165,9 @@ async def test_answers_are_the_same_when_preempted(llama, kind) -> None:
     requests = [request(n, 20, 60, sampling=SAMPLINGS[kind](n)) for n in range(6)]
     async with running(llama) as engine:
         expected = await alone(engine, requests)
-    async with running(llama, block_count=12) as engine:
+    async with running(llama, kv_block_count=12) as engine:
         assert await together(engine, requests) == expected
-        assert engine._scheduler.preempted_total > 0
+        assert engine._core._scheduler.preempted_total > 0
         assert engine.load().kv_block_free_count == 12
 
 
@@ -344,7 +258,7 @@ async def test_nan_fails_one_request_and_spoils_nothing(llama, tmp_path) -> None
     bad = EngineRequest("bad", [3] * 200 + [2], StopRule(5), sampling=Sampling(temperature=0))
     async with running(llama) as engine:
         expected = await together(engine, good)
-    async with running(open_model(str(broken)), block_count=30) as engine:
+    async with running(open_model(str(broken)), kv_block_count=30) as engine:
         stream = engine.submit(bad)
         assert await together(engine, good) == expected
         with pytest.raises(EngineError, match="NaN"):
@@ -353,75 +267,130 @@ async def test_nan_fails_one_request_and_spoils_nothing(llama, tmp_path) -> None
         assert engine.load().kv_block_free_count == 30
 
 
-async def test_sharded_weights_load(llama, tmp_path) -> None:
-    folder = write_model(tmp_path / "m", **json.loads((llama.folder / "config.json").read_text()))
-    tensors = load_file(llama.folder / "model.safetensors")
-    names = sorted(tensors)
-    weight_map = {}
-    for shard, part in enumerate((names[::2], names[1::2])):
-        save_file({name: tensors[name] for name in part}, folder / f"part-{shard}.safetensors")
-        weight_map |= dict.fromkeys(part, f"part-{shard}.safetensors")
-    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
-    ids = prompt(1, 20)
-    sharded = logits_in_chunks(open_model(str(folder)), ids, [])
-    assert torch.equal(sharded, logits_in_chunks(llama, ids, []))
+def repetitive(number: int, limit: int = 60, **fields) -> EngineRequest:
+    ids = prompt(number, 6) * 5
+    return EngineRequest(str(number), ids, StopRule(limit), **fields)
 
 
-def test_old_rope_spelling_is_the_same(folders, tmp_path) -> None:
-    new = folders["llama-llama3"]
-    config = json.loads((new.folder / "config.json").read_text())
-    scaling = config.pop("rope_parameters")
-    config |= {"rope_theta": scaling.pop("rope_theta"), "rope_scaling": scaling}
-    folder = write_model(tmp_path / "m", **config)
-    (folder / "config.json").write_text(json.dumps(config))
-    (folder / "model.safetensors").symlink_to(new.folder / "model.safetensors")
-    ids = prompt(1, 90)
-    assert torch.equal(
-        logits_in_chunks(open_model(str(folder)), ids, []), logits_in_chunks(new, ids, [])
-    )
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("kind", ["greedy", "plain", "penalties"])
+async def test_answers_are_the_same_when_speculated(llama, backend, kind) -> None:
+    """A sure model, so that guesses come true: the bias makes it say one of a few tokens."""
+    few = dict.fromkeys(range(20, 24), 30.0)
+    requests = [
+        repetitive(n, sampling=replace(SAMPLINGS[kind](n), logit_bias=few)) for n in range(4)
+    ]
+    async with running(llama, backend=backend) as engine:
+        expected = await alone(engine, requests)
+    async with running(llama, backend=backend, speculation="ngram") as engine:
+        assert await alone(engine, requests) == expected
+        assert await together(engine, requests) == expected
+        assert engine.metrics.accepted_tokens > 0
+        assert engine.load().kv_block_free_count == 100
 
 
-def copied(llama: ModelFolder, folder: Path, **config: object) -> Path:
-    base = json.loads((llama.folder / "config.json").read_text())
-    write_model(folder, **(base | config))
-    (folder / "model.safetensors").write_bytes((llama.folder / "model.safetensors").read_bytes())
-    return folder
+@pytest.mark.parametrize("backend", BACKENDS)
+async def test_answers_of_one_turn_share_its_prompt(llama, backend) -> None:
+    """Without a salt too, and with a prompt that ends within a block."""
+    requests = [request(5, 70, sampling=Sampling(seed=seed)) for seed in range(4)]
+    async with running(llama, backend=backend) as engine:
+        expected = await alone(engine, requests)
+        forks = [replace(one, group="turn") for one in requests]
+        streams = [engine.submit(one) for one in forks]
+        assert [(await read(stream))[0] for stream in streams] == expected
+        assert engine.metrics.copies == 3
+        assert [stream.counts.cached for stream in streams] == [0, 0, 0, 0]
+        assert engine.load().kv_block_free_count == 100
 
 
-BAD_CONFIGS = {
-    "architecture": ({"architectures": ["GPT2LMHeadModel"]}, "GPT2LMHeadModel is not supported"),
-    "activation": ({"hidden_act": "gelu"}, "hidden_act"),
-    "rope": ({"rope_parameters": {"rope_type": "yarn", "factor": 2.0}}, "yarn"),
-    "shape": ({"hidden_size": 128}, "do not belong together"),
-    "layers": ({"num_hidden_layers": 3, "layer_types": None}, "lack the tensor"),
-    "quantised": ({"quantization_config": {"quant_method": "gptq"}}, "quantization_config"),
-}
+def constrained(number: int, text: str, **fields) -> EngineRequest:
+    rule = StopRule(60, token_ids=frozenset({0}))
+    wanted = ResponseFormat(FormatKind.REGEX, text)
+    return EngineRequest(str(number), prompt(number, 20), rule, response_format=wanted, **fields)
 
 
-@pytest.mark.parametrize("fault", BAD_CONFIGS)
-async def test_a_model_that_cannot_be_served_says_why(llama, tmp_path, fault) -> None:
-    config, message = BAD_CONFIGS[fault]
-    model = open_model(str(copied(llama, tmp_path / "m", **config)))
-    with pytest.raises(EngineError, match=message):
-        async with running(model):
-            pass
+async def test_a_constrained_answer_has_its_form_beside_free_ones(llama) -> None:
+    draws = [Sampling(temperature=1.0, seed=n) for n in range(6)]
+    requests = [constrained(n, r"[a-c]{5}-[0-9]{4}", sampling=draws[n]) for n in range(6)]
+    async with running(llama, speculation="ngram") as engine:
+        free, *answers = await together(engine, [request(9), *requests])
+        assert free == (await alone(engine, [request(9)]))[0]
+        texts = [llama.vocabulary.join(ids).decode() for ids in answers]
+        rest = replace(requests[0], emitted_token_ids=answers[0][:4])
+        assert (await alone(engine, [rest]))[0] == answers[0][4:]
+    assert all(re.fullmatch(r"[a-c]{5}-[0-9]{4}", text) for text in texts)
+    assert len(set(texts)) > 1
 
 
-async def test_corrupt_weights_say_so(llama, tmp_path) -> None:
-    folder = copied(llama, tmp_path / "m")
-    whole = (folder / "model.safetensors").read_bytes()
-    (folder / "model.safetensors").write_bytes(whole[: len(whole) // 2])
-    with pytest.raises(EngineError, match="corrupt"):
-        async with running(open_model(str(folder))):
-            pass
-    (folder / "model.safetensors").unlink()
-    with pytest.raises(EngineError, match="safetensors"):
-        async with running(open_model(str(folder))):
-            pass
+async def test_a_format_that_cannot_be_compiled_fails_alone(llama) -> None:
+    async with running(llama) as engine:
+        stream = engine.submit(constrained(1, "("))
+        good = engine.submit(request(2))
+        with pytest.raises(BadFormatError):
+            await read(stream)
+        assert len((await read(good))[0]) == 24
+
+
+async def test_a_cancel_while_the_format_is_compiled_ends_the_stream(llama) -> None:
+    async with running(llama) as engine:
+        stream = engine.submit(constrained(1, "[a-z]{1,50}"))
+        stream.cancel()
+        await stream.ended()
+        assert stream.finish.reason is FinishReason.CANCELLED
+        assert not engine._compiling
+        assert len((await read(engine.submit(request(2))))[0]) == 24
+
+
+async def test_a_deadline_is_kept_by_what_was_measured(llama) -> None:
+    async with running(llama) as engine:
+        rushed = replace(request(1, 300), time_left_s=1e-6)
+        assert len((await read(engine.submit(rushed)))[0]) == 24  # nothing is known yet
+        with pytest.raises(DeadlineUnreachableError):
+            engine.submit(rushed)
+        assert len((await read(engine.submit(replace(rushed, time_left_s=600.0))))[0]) == 24
+
+
+async def test_a_transcript_is_written_for_its_owner_only_and_replays(llama, tmp_path) -> None:
+    file = tmp_path / "transcript.jsonl"
+    for _ in range(2):  # two lives of the node
+        async with running(
+            llama, transcript_file=file, kv_block_count=12, speculation="ngram"
+        ) as engine:
+            streams = [engine.submit(repetitive(n, 60, cache_salt="a")) for n in range(5)]
+            streams[0].cancel()
+            for stream in streams[1:]:
+                await read(stream)
+    lines = file.read_text().splitlines()
+    assert file.stat().st_mode & 0o777 == 0o600
+    assert any('"preempted"' in line for line in lines)
+    assert list(replay(lines)) == lines
+
+
+async def test_a_transcript_ends_at_its_size(llama, tmp_path, monkeypatch) -> None:
+    file = tmp_path / "transcript.jsonl"
+    monkeypatch.setattr("inference_svc.engine.torch.engine.TRANSCRIPT_BYTES_MAX", 2000)
+    async with running(llama, transcript_file=file) as engine:
+        await together(engine, [request(n) for n in range(5)])
+    assert 1000 < file.stat().st_size <= 2000
+    lines = file.read_text().splitlines()
+    assert list(replay(lines)) == lines
+
+
+async def test_metrics_are_there_while_it_runs(llama) -> None:
+    def value(name: str) -> float | None:
+        return REGISTRY.get_sample_value(name, {"model_name": llama.id})
+
+    async with running(llama) as engine:
+        await read(engine.submit(request(1)))
+        assert value("vllm:generation_tokens_total") == 24
+        assert value("vllm:prompt_tokens_total") == 30
+        assert value("vllm:kv_cache_usage_perc") == 0
+        assert value("vllm:time_to_first_token_seconds_count") == 1
+    assert value("vllm:generation_tokens_total") is None
 
 
 async def test_admission_is_bounded(llama) -> None:
-    async with running(llama, queue_depth_max=2, running_count_max=1, block_count=20) as engine:
+    async with running(llama, queue_depth_max=2, running_count_max=1, kv_block_count=20) as engine:
         with pytest.raises(RequestTooLargeError):
             engine.submit(request(1, 30, 400))
         streams = [engine.submit(request(n, 30, 200)) for n in range(3)]
@@ -436,18 +405,19 @@ async def test_admission_is_bounded(llama) -> None:
 async def test_a_failed_step_fails_its_requests_and_the_engine_goes_on(llama) -> None:
     async with running(llama) as engine:
         expected, _ = await read(engine.submit(request(1)))
-        compute = engine._runner.step
-        engine._runner.step = lambda chunks: 1 / 0
-        with pytest.raises(EngineError, match="the step failed"):
+        runner = engine._core._runner
+        compute = runner.step
+        runner.step = lambda chunks: 1 / 0
+        with pytest.raises(EngineError, match="The step failed"):
             await read(engine.submit(request(1)))
-        engine._runner.step = compute
+        runner.step = compute
         assert (await read(engine.submit(request(1))))[0] == expected
         assert engine.load().kv_block_free_count == 100
 
 
 async def test_a_dead_engine_lets_nobody_hang(llama) -> None:
     async with running(llama) as engine:
-        engine._scheduler.plan = lambda: 1 / 0
+        engine._core._scheduler.plan = lambda now_s: 1 / 0
         with pytest.raises(EngineError, match="the engine failed"):
             await read(engine.submit(request(1)))
         await asyncio.wait_for(engine.failed.wait(), 10)

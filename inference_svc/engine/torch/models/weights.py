@@ -1,77 +1,213 @@
-"""Tensors from the safetensors files of a model folder, one file or shards, checked, as float32."""
+"""A model's weights as numpy arrays, in the kind of numbers that a back end computes with.
 
-import json
-from contextlib import ExitStack
-from pathlib import Path
-from types import TracebackType
+    checkpoint (Hugging Face names) ──Checkpoint──> ModelWeights ──> kernels, torch, cuda
+                                         int8 │         ▲
+                                              └─ cache ─┘
 
-import torch
-from safetensors import SafetensorError, safe_open
+Projections with the same input are one matrix. Layers are read one at a time: a back end converts
+or copies what it keeps, so that the peak of memory is its own weights and one layer.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
 
 from inference_svc.engine.protocol import EngineError
+from inference_svc.engine.torch.models.config import ModelConfig
+from inference_svc.engine.torch.models.numbers import Array, Kind, to_bf16, to_f32, to_int8
+from inference_svc.engine.torch.models.tensor_files import TensorFiles
 
-_DTYPES = {torch.float32, torch.bfloat16, torch.float16}
+Floats = npt.NDArray[np.float32]
+_UNUSED = ("rotary_emb.inv_freq",)  # buffers that old checkpoints saved with the weights
 
 
-class Weights:
-    """The tensors of a folder, read when asked for. A context manager: files are open within.
+@dataclass(frozen=True, slots=True)
+class Matrix:
+    """A projection, y = x @ weight.T + bias.
 
-    Raises:
-        EngineError: no weights, a corrupt file, or (from the methods) a missing or wrong tensor.
+    Attributes:
+        values: [outputs, inputs], C-contiguous; float32, uint16 (bfloat16 bits) or int8.
+        scales: [outputs], float32, of int8 values: weight = values * scales[:, None]; else None.
+        bias: [outputs], float32, or None.
     """
 
-    def __init__(self, folder: Path) -> None:
-        self._stack = ExitStack()
-        self._file_of: dict[str, safe_open] = {}
-        try:
-            for file in _files(folder):
-                opened = self._stack.enter_context(safe_open(file, framework="pt"))
-                self._file_of.update(dict.fromkeys(opened.keys(), opened))
-        except (SafetensorError, OSError, ValueError, KeyError) as error:
-            self._stack.close()
+    values: Array
+    scales: Floats | None = None
+    bias: Floats | None = None
+
+    @property
+    def kind(self) -> Kind:
+        """The kind of its numbers."""
+        kinds: dict[np.dtype[np.generic], Kind] = {
+            np.dtype(np.float32): "f32",
+            np.dtype(np.uint16): "bf16",
+            np.dtype(np.int8): "int8",
+        }
+        return kinds[self.values.dtype]
+
+
+@dataclass(frozen=True, slots=True)
+class LayerWeights:
+    """One decoder layer.
+
+    Attributes:
+        attention_norm, mlp_norm: [hidden].
+        qkv: [(heads + 2 KV heads) * head_dim, hidden]: query heads, key heads, value heads.
+        query_norm, key_norm: [head_dim], or None where the family has none.
+        out: [hidden, heads * head_dim].
+        gate_up: [2 * intermediate, hidden]: all of gate, then all of up.
+        down: [hidden, intermediate].
+        window: newest positions that a token sees, itself included; 0: all.
+    """
+
+    attention_norm: Floats
+    qkv: Matrix
+    query_norm: Floats | None
+    key_norm: Floats | None
+    out: Matrix
+    mlp_norm: Floats
+    gate_up: Matrix
+    down: Matrix
+    window: int
+
+
+class ModelWeights(Protocol):
+    """What a back end loads.
+
+    Attributes:
+        kind: of the numbers of the matrices.
+        embedding: [vocabulary, hidden]; float32 for kind f32, else bfloat16 bits.
+        norm: [hidden].
+        head: [vocabulary, hidden].
+    """
+
+    config: ModelConfig
+    kind: Kind
+
+    @property
+    def embedding(self) -> Array:
+        """[vocabulary, hidden]."""
+
+    @property
+    def norm(self) -> Floats:
+        """[hidden]."""
+
+    @property
+    def head(self) -> Matrix:
+        """[vocabulary, hidden]."""
+
+    def layers(self) -> Iterator[LayerWeights]:
+        """The layers in order, each read when it is asked for. Raises EngineError."""
+
+
+class Checkpoint:
+    """`ModelWeights` of a folder with the names that transformers gives the tensors."""
+
+    def __init__(self, config: ModelConfig, files: TensorFiles, kind: Kind) -> None:
+        """Raises EngineError when the folder has tensors that the architecture does not know."""
+        self.config, self.kind, self._files = config, kind, files
+        unknown = sorted(
+            name
+            for name in files.names() - set(_names(config))
+            if not name.endswith(_UNUSED) and not (config.tied and name == "lm_head.weight")
+        )
+        if unknown:
             raise EngineError(
-                f"The weights in {folder} are corrupt or incomplete ({error}); fetch them again."
-            ) from error
-
-    def __enter__(self) -> "Weights":
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._stack.close()
-
-    def __contains__(self, name: str) -> bool:
-        return name in self._file_of
-
-    def get(self, name: str, *shape: int) -> torch.Tensor:
-        """The tensor `name` with exactly this shape, float32, contiguous."""
-        if name not in self._file_of:
-            raise EngineError(f"The weights lack the tensor {name}; are the files complete?")
-        tensor: torch.Tensor = self._file_of[name].get_tensor(name)  # type: ignore[no-untyped-call]
-        if tuple(tensor.shape) != shape:
-            raise EngineError(
-                f"The tensor {name} has the shape {list(tensor.shape)} and config.json wants "
-                f"{list(shape)}; weights and config.json do not belong together."
+                f"The weights have tensors that {config.architecture} has not "
+                f"({', '.join(unknown[:3])}); weights and config.json do not belong together."
             )
-        if tensor.dtype not in _DTYPES:
-            raise EngineError(f"The tensor {name} is {tensor.dtype}; use float32, bf16 or float16.")
-        return tensor.to(torch.float32, copy=True)
 
-    def get_optional(self, name: str, *shape: int) -> torch.Tensor | None:
-        """As `get`, or None when there is no such tensor."""
-        return self.get(name, *shape) if name in self else None
+    @property
+    def embedding(self) -> Array:
+        """[vocabulary, hidden]."""
+        values = self._embedding()
+        return to_f32(values) if self.kind == "f32" else to_bf16(values)
+
+    @property
+    def norm(self) -> Floats:
+        """[hidden]."""
+        return self._vector("model.norm.weight", self.config.hidden_size)
+
+    @property
+    def head(self) -> Matrix:
+        """[vocabulary, hidden]."""
+        config = self.config
+        if config.tied:
+            return self._converted(self._embedding(), None)
+        shape = (config.vocabulary_size, config.hidden_size)
+        return self._converted(self._files.get("lm_head.weight", *shape), None)
+
+    def layers(self) -> Iterator[LayerWeights]:
+        """The layers, one at a time."""
+        for index in range(self.config.layer_count):
+            yield self._layer(index)
+
+    def _layer(self, index: int) -> LayerWeights:
+        config, name = self.config, f"model.layers.{index}."
+        attention, mlp = name + "self_attn.", name + "mlp."
+        hidden, inner, dim = config.hidden_size, config.intermediate_size, config.head_dim
+        q_size, kv_size = config.head_count * dim, config.kv_head_count * dim
+        qkv = {"q_proj": q_size, "k_proj": kv_size, "v_proj": kv_size}
+        norms = config.head_norms
+        return LayerWeights(
+            attention_norm=self._vector(name + "input_layernorm.weight", hidden),
+            qkv=self._joined(attention, qkv, hidden, config.qkv_bias),
+            query_norm=self._vector(attention + "q_norm.weight", dim) if norms else None,
+            key_norm=self._vector(attention + "k_norm.weight", dim) if norms else None,
+            out=self._joined(attention, {"o_proj": hidden}, q_size, config.out_bias),
+            mlp_norm=self._vector(name + "post_attention_layernorm.weight", hidden),
+            gate_up=self._joined(
+                mlp, {"gate_proj": inner, "up_proj": inner}, hidden, config.mlp_bias
+            ),
+            down=self._joined(mlp, {"down_proj": hidden}, inner, config.mlp_bias),
+            window=config.windows[index],
+        )
+
+    def _embedding(self) -> Array:
+        config = self.config
+        shape = (config.vocabulary_size, config.hidden_size)
+        return self._files.get("model.embed_tokens.weight", *shape)
+
+    def _vector(self, name: str, size: int) -> Floats:
+        return to_f32(self._files.get(name, size))
+
+    def _joined(self, prefix: str, sizes: Mapping[str, int], inputs: int, bias: bool) -> Matrix:
+        """Projections with the same input as one matrix."""
+        parts = [self._files.get(f"{prefix}{n}.weight", size, inputs) for n, size in sizes.items()]
+        biases = [self._vector(f"{prefix}{n}.bias", size) for n, size in sizes.items() if bias]
+        if len({part.dtype for part in parts}) > 1:  # bfloat16 bits must not be read as numbers
+            parts = [to_f32(part) for part in parts]
+        whole = parts[0] if len(parts) == 1 else np.concatenate(parts)
+        return self._converted(whole, np.concatenate(biases) if bias else None)
+
+    def _converted(self, values: Array, bias: Floats | None) -> Matrix:
+        if values.dtype == np.int8:
+            raise EngineError("The weights are int8 without scales; use float32, bf16 or float16.")
+        if self.kind == "int8":
+            return Matrix(*to_int8(values), bias)
+        return Matrix(to_f32(values) if self.kind == "f32" else to_bf16(values), None, bias)
 
 
-def _files(folder: Path) -> list[Path]:
-    index = folder / "model.safetensors.index.json"
-    if index.exists():
-        names = set(json.loads(index.read_bytes())["weight_map"].values())
-        return [folder / name for name in sorted(names)]
-    files = sorted(folder.glob("*.safetensors"))
-    if not files:
-        raise EngineError(f"{folder} has no *.safetensors; only this format is read.")
-    return files
+def _names(config: ModelConfig) -> Iterator[str]:
+    """Every tensor that the architecture has."""
+    yield from ("model.embed_tokens.weight", "model.norm.weight")
+    if not config.tied:
+        yield "lm_head.weight"
+    biased = {"q_proj": config.qkv_bias, "k_proj": config.qkv_bias, "v_proj": config.qkv_bias}
+    biased |= {"o_proj": config.out_bias}
+    for index in range(config.layer_count):
+        layer = f"model.layers.{index}."
+        yield from (layer + "input_layernorm.weight", layer + "post_attention_layernorm.weight")
+        if config.head_norms:
+            yield from (layer + "self_attn.q_norm.weight", layer + "self_attn.k_norm.weight")
+        for name, bias in biased.items():
+            yield from (f"{layer}self_attn.{name}.{end}" for end in _ends(bias))
+        for name in ("gate_proj", "up_proj", "down_proj"):
+            yield from (f"{layer}mlp.{name}.{end}" for end in _ends(config.mlp_bias))
+
+
+def _ends(bias: bool) -> tuple[str, ...]:
+    return ("weight", "bias") if bias else ("weight",)
