@@ -2,10 +2,35 @@
 
 from collections import deque
 from collections.abc import Sequence
+from typing import NamedTuple
 
-from gateway.domain import FINISH_CANCELLED, FINISH_CONTENT_FILTER, Delta, Frame, Logprob
+from gateway.domain import (
+    FINISH_CANCELLED,
+    FINISH_CONTENT_FILTER,
+    ChoiceFinished,
+    Delta,
+    Frame,
+    Logprob,
+)
 
-MASK = b"[redacted]"
+MASK = "[redacted]"
+
+
+class Mask(NamedTuple):
+    """A span in bytes of the generated text, and what stands there instead."""
+
+    start: int
+    end: int
+    replacement: str = MASK
+
+
+class _Held(NamedTuple):
+    """A frame that is not released whole: its span in bytes, its tokens."""
+
+    start: int
+    end: int
+    token_count: int
+    logprobs: Sequence[Logprob]
 
 
 def whole_characters(text: bytearray, size: int) -> int:
@@ -20,8 +45,9 @@ def whole_characters(text: bytearray, size: int) -> int:
 class Answer:
     """What a node generated of one answer, and how much of it safety cleared.
 
-    Text waits here, as UTF-8, until an offset is cleared. Tokens count as released once the whole
-    text of their frame is.
+    Text waits here, as UTF-8, until an offset is cleared; offsets count what was generated, not
+    what stands in the place of masked text. Tokens count as released once the whole text of their
+    frame is.
     """
 
     def __init__(self, choice_index: int) -> None:
@@ -32,12 +58,12 @@ class Answer:
         self.released_token_count = 0
         # Why it ended; until then, why it would be said to have ended.
         self.finish_reason = FINISH_CANCELLED
+        self._filter_category, self._filter_offset = "", 0
         self._node_finish_reason = ""
         self._released: list[str] = []
         self._released_offset = 0
         self._waiting = bytearray()
-        # (end offset, tokens, log probabilities) of each frame that is not released whole.
-        self._frames: deque[tuple[int, int, Sequence[Logprob]]] = deque()
+        self._frames: deque[_Held] = deque()
 
     @property
     def text(self) -> str:
@@ -54,66 +80,75 @@ class Answer:
         """Bytes of text that wait for safety."""
         return len(self._waiting)
 
+    @property
+    def finished(self) -> ChoiceFinished:
+        """How it ended, as the client hears it."""
+        return ChoiceFinished(
+            self.choice_index, self.finish_reason, self._filter_category, self._filter_offset
+        )
+
     def receive(self, frame: Frame) -> None:
         """Notes what the node sent (its token ids are noted by who read them)."""
+        start = self._released_offset + len(self._waiting)
         self._waiting += frame.text.encode()
         end = self._released_offset + len(self._waiting)
         if frame.token_count or frame.logprobs:
-            self._frames.append((end, frame.token_count, frame.logprobs))
+            self._frames.append(_Held(start, end, frame.token_count, frame.logprobs))
         if frame.finish_reason:
             self._node_finish_reason = frame.finish_reason
             self.cached_token_count = frame.cached_token_count
 
-    def release(self, offset: int) -> Delta | None:
+    def release(self, offset: int, masks: Sequence[Mask] = ()) -> Delta | None:
         """Releases the text up to `offset` (bytes of the whole answer); None when that is none.
 
         An offset inside a character is taken as the start of that character; one past what was
-        received as its end.
+        received as its end. What of `masks` has not left is masked.
         """
         size = whole_characters(self._waiting, offset - self._released_offset)
-        text = self._waiting[:size].decode()
-        if text:
+        text = self._masked(size, masks) if masks else self._waiting[:size].decode()
+        if size:
             del self._waiting[:size]
             self._released_offset += size
+        if text:
             self._released.append(text)
-        logprobs = self._release_frames()
+        logprobs = self._release_frames(masks)
         if not text and not logprobs:
             return None
         return Delta(self.choice_index, text, self.released_token_count, logprobs)
 
-    def clear(self, masks: Sequence[tuple[int, int]] = ()) -> Delta | None:
-        """Releases all that is left and takes over the node's reason, if it came to one.
-
-        `masks` are spans in bytes of the whole answer; what of them has not left is masked.
-        """
+    def clear(self, masks: Sequence[Mask] = ()) -> Delta | None:
+        """Releases all that is left and takes over the node's reason, if it came to one."""
         self.finish_reason = self._node_finish_reason or FINISH_CANCELLED
-        if masks:
-            self._mask(masks)
-        return self.release(self._released_offset + len(self._waiting))
+        return self.release(self._released_offset + len(self._waiting), masks)
 
-    def block(self) -> None:
-        """Withholds what was not released, for good."""
+    def block(self, category: str = "", offset: int = 0, safe_text: str = "") -> Delta | None:
+        """Withholds what was not released, for good; `safe_text` is said in its place."""
         self.finish_reason = FINISH_CONTENT_FILTER
+        self._filter_category, self._filter_offset = category, offset
         self._waiting.clear()
         self._frames.clear()
+        if not safe_text:
+            return None
+        text = f"\n\n{safe_text}" if self._released else safe_text
+        self._released.append(text)
+        return Delta(self.choice_index, text, self.released_token_count)
 
-    def _mask(self, masks: Sequence[tuple[int, int]]) -> None:
-        border = 0
-        kept = bytearray()
-        for start, end in sorted(masks):
+    def _masked(self, size: int, masks: Sequence[Mask]) -> str:
+        """The first `size` bytes that wait, masked."""
+        border, kept = 0, bytearray()
+        for start, end, replacement in sorted(masks):
             begin = whole_characters(self._waiting, start - self._released_offset)
-            if end > start and end > self._released_offset + border:
-                kept += self._waiting[border : max(begin, border)] + MASK
-                border = whole_characters(self._waiting, end - self._released_offset)
-        self._waiting = kept + self._waiting[border:]
-        # Their log probabilities would tell what is masked; their count is still released.
-        end = self._released_offset + len(self._waiting)
-        self._frames = deque((end, count, ()) for _, count, _ in self._frames)
+            if end > start and end > self._released_offset + border and begin < size:
+                kept += self._waiting[border : max(begin, border)] + replacement.encode()
+                border = whole_characters(self._waiting, min(end - self._released_offset, size))
+        return (kept + self._waiting[border:size]).decode()
 
-    def _release_frames(self) -> Sequence[Logprob]:
+    def _release_frames(self, masks: Sequence[Mask]) -> Sequence[Logprob]:
         logprobs: list[Logprob] = []
-        while self._frames and self._frames[0][0] <= self._released_offset:
-            _, token_count, found = self._frames.popleft()
-            self.released_token_count += token_count
-            logprobs += found
+        while self._frames and self._frames[0].end <= self._released_offset:
+            frame = self._frames.popleft()
+            self.released_token_count += frame.token_count
+            # Log probabilities would tell what is masked.
+            if not any(frame.start < mask.end and mask.start < frame.end for mask in masks):
+                logprobs += frame.logprobs
         return logprobs

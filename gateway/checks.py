@@ -1,6 +1,6 @@
 """What a chat request must be, whichever face it came in by. Pure."""
 
-from gateway.domain import CHOICE_COUNT_MAX, Ask, Message
+from gateway.domain import CHOICE_COUNT_MAX, Ask, Message, ResponseFormat
 from gateway.errors import bad_parameter
 from gateway.settings import TurnLimits
 
@@ -16,6 +16,11 @@ PENALTY_MAX = 2.0
 LOGIT_BIAS_COUNT_MAX = 300
 LOGIT_BIAS_MAX = 100.0
 TOP_LOGPROBS_MAX = 20
+TOP_K_MAX = (1 << 32) - 1
+SCHEMA_BYTES_MAX = 64 << 10
+REGEX_BYTES_MAX = 4 << 10
+CHOICE_TEXT_COUNT_MAX = 256
+CHOICE_TEXT_BYTES_MAX = 1024
 SEED_BITS = 64
 TOKEN_ID_MAX = (1 << 32) - 1
 ROLES = {"system", "user", "assistant", "tool"}
@@ -40,6 +45,21 @@ def check(ask: Ask, tier: str, limits: TurnLimits) -> None:
     _within("top_logprobs", ask.top_logprobs, 0, TOP_LOGPROBS_MAX, "tokens")
     if ask.top_logprobs and not ask.logprobs:
         raise bad_parameter("top_logprobs", "top_logprobs needs logprobs to be true.")
+    if ask.response_format:
+        _check_format(ask.response_format)
+
+
+def _check_format(wanted: ResponseFormat) -> None:
+    """Its size; whether it can be enforced is found out by the node."""
+    size = len(wanted.text.encode())
+    if wanted.kind == "json_schema":
+        _within(wanted.param, size, 1, SCHEMA_BYTES_MAX, "bytes of JSON schema")
+    elif wanted.kind == "regex":
+        _within(wanted.param, size, 1, REGEX_BYTES_MAX, "bytes of regular expression")
+    elif wanted.kind == "choice":
+        _within(wanted.param, len(wanted.choices), 1, CHOICE_TEXT_COUNT_MAX, "texts")
+        for text in wanted.choices:
+            _within(wanted.param, len(text.encode()), 1, CHOICE_TEXT_BYTES_MAX, "bytes in each")
 
 
 def _check_message(param: str, message: Message) -> None:
@@ -64,6 +84,9 @@ def _check_sampling(ask: Ask) -> None:
         raise bad_parameter("seed", f"seed must be an integer of at most {SEED_BITS} bits.")
     _within("presence_penalty", sampling.presence_penalty, -PENALTY_MAX, PENALTY_MAX)
     _within("frequency_penalty", sampling.frequency_penalty, -PENALTY_MAX, PENALTY_MAX)
+    _within("repetition_penalty", sampling.repetition_penalty, 0.0, PENALTY_MAX)
+    _within("top_k", sampling.top_k, 0, TOP_K_MAX, "tokens")
+    _within("min_p", sampling.min_p, 0.0, 1.0)
     _within("logit_bias", len(sampling.logit_bias), 0, LOGIT_BIAS_COUNT_MAX, "entries")
     for token_id, bias in sampling.logit_bias.items():
         _within("logit_bias", token_id, 0, TOKEN_ID_MAX, "as a token id")

@@ -70,18 +70,21 @@ class Choice:
         answer = self._answer
         async with aclosing(self._screen.clearances()) as clearances:
             async for clearance in clearances:
-                if clearance.blocked:
+                if block := clearance.blocked:
                     self._feeding.cancel()
-                    answer.block()
+                    delta = answer.block(block.category, block.offset, block.safe_text)
+                    if delta:
+                        yield delta
                     break
-                cleared, offset = clearance.cleared, clearance.release_up_to_offset
-                delta = answer.clear(clearance.masks) if cleared else answer.release(offset)
+                cleared, masks = clearance.cleared, clearance.masks
+                offset = clearance.release_up_to_offset
+                delta = answer.clear(masks) if cleared else answer.release(offset, masks)
                 self._feed.answered()
                 if delta:
                     yield delta
                 if cleared and self._feed.failure:
                     raise self._feed.failure
-        yield ChoiceFinished(answer.choice_index, answer.finish_reason)
+        yield answer.finished
 
 
 class Choices:

@@ -21,6 +21,8 @@ class Caller:
     tier: str
     # ULID made at admission: the idempotency key of everything that the turn causes.
     turn_id: str
+    # ISO 3166-1 alpha-2 country whose rules hold for the account; empty: the default ones.
+    jurisdiction: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +43,23 @@ class Sampling:
     seed: int | None = None
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
+    repetition_penalty: float = 0.0
+    top_k: int = 0
+    min_p: float = 0.0
     logit_bias: Mapping[int, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class ResponseFormat:
+    """What the text of an answer is held to; ranges as in inference.v1.ResponseFormat."""
+
+    # "json_object", "json_schema", "regex" or "choice".
+    kind: str
+    # The JSON schema, or the regular expression.
+    text: str = ""
+    choices: tuple[str, ...] = ()
+    # What the client calls it, for errors.
+    param: str = "response_format"
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +79,7 @@ class Ask:
     stop: Sequence[str] = ()
     logprobs: bool = False
     top_logprobs: int = 0
+    response_format: ResponseFormat | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,6 +164,10 @@ class ChoiceFinished:
 
     choice_index: int
     finish_reason: str
+    # With "content_filter": the category that decided, and where the offending text of an answer
+    # that was cut began, in bytes of what was generated.
+    filter_category: str = ""
+    filter_offset: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,9 +22,15 @@ from mesh.chassis.errors import MeshError
 # What another node may mend. INTERNAL without details is a transport that broke; with details it is
 # the node's own failure, which would follow the request.
 MOVABLE_CODES = {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED}
-MOVABLE_REASONS = {"QUEUE_FULL", "DRAINING", "MODEL_NOT_FOUND", "REQUEST_TOO_LARGE"}
+MOVABLE_REASONS = {
+    "QUEUE_FULL",
+    "DEADLINE_UNREACHABLE",
+    "DRAINING",
+    "MODEL_NOT_FOUND",
+    "REQUEST_TOO_LARGE",
+}
 # Refusals that no wait of ours will mend: with no other node left, the client is told at once.
-REFUSALS = {"QUEUE_FULL", "MODEL_NOT_FOUND", "REQUEST_TOO_LARGE"}
+REFUSALS = {"QUEUE_FULL", "DEADLINE_UNREACHABLE", "MODEL_NOT_FOUND", "REQUEST_TOO_LARGE"}
 
 log = structlog.get_logger()
 

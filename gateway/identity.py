@@ -13,7 +13,8 @@ TIER_KEY = "x-chatmesh-tier"
 SCOPES_KEY = "x-chatmesh-scopes"
 KEY_KEY = "x-chatmesh-key"
 TURN_KEY = "x-chatmesh-turn"
-IDENTITY_KEYS = (ACCOUNT_KEY, TIER_KEY, SCOPES_KEY, KEY_KEY, TURN_KEY)
+JURISDICTION_KEY = "x-chatmesh-jurisdiction"
+IDENTITY_KEYS = (ACCOUNT_KEY, TIER_KEY, SCOPES_KEY, KEY_KEY, TURN_KEY, JURISDICTION_KEY)
 
 
 def caller_of(metadata: Iterable[tuple[str, str | bytes]]) -> Caller:
@@ -27,4 +28,4 @@ def caller_of(metadata: Iterable[tuple[str, str | bytes]]) -> Caller:
     if not account or tier not in TIERS:
         message = "The request carries no identity; send an API key as 'Authorization: Bearer …'."
         raise public(errors.INVALID_API_KEY, message)
-    return Caller(account, tier, turn or str(ULID()))
+    return Caller(account, tier, turn or str(ULID()), str(found.get(JURISDICTION_KEY, "")))

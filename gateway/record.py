@@ -54,9 +54,9 @@ def messages_to_keep(ask: Ask, prompt: Prompt, answers: Sequence[Answer]) -> Seq
     return [*new, kept]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Record:
-    """A turn that is over."""
+    """What will be kept of a turn."""
 
     ask: Ask
     caller: Caller
@@ -64,6 +64,10 @@ class Record:
     prompt: Prompt
     hold: HoldRequest
     answers: Sequence[Answer]
+
+    def mask(self, ask: Ask, prompt: Prompt) -> None:
+        """Takes the masked messages, which are kept, and their prompt, which is charged."""
+        self.ask, self.prompt = ask, prompt
 
 
 class Recorder:
@@ -82,8 +86,8 @@ class Recorder:
     @asynccontextmanager
     async def recorded(
         self, ask: Ask, caller: Caller, thread: Thread, prompt: Prompt
-    ) -> AsyncIterator[Sequence[Answer]]:
-        """Holds, yields the accounts of the n answers, then settles or releases and stores.
+    ) -> AsyncIterator[Record]:
+        """Holds, yields the record with the n answers, then settles or releases and stores.
 
         Raises:
             MeshError: INSUFFICIENT_QUOTA and what else refuses a hold; nothing is recorded then.
@@ -91,16 +95,16 @@ class Recorder:
         lifetime_s = self._limits.hold_lifetime_s
         hold = await self._hold(ask, caller, prompt, lifetime_s)
         answers = [Answer(index) for index in range(ask.n)]
+        record = Record(ask, caller, thread, prompt, hold, answers)
         renewing = asyncio.create_task(self._renew(hold, lifetime_s))
         wait_s = self._limits.conclude_wait_s
         try:
-            yield answers
+            yield record
         except (asyncio.CancelledError, GeneratorExit):
             wait_s = 0.0  # nobody is there to be told
             raise
         finally:
             renewing.cancel()
-            record = Record(ask, caller, thread, prompt, hold, answers)
             concluding = self._background.start(self._conclude(record), "conclude_turn")
             if wait_s:
                 await wait_at_most(concluding, wait_s)

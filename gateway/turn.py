@@ -26,7 +26,7 @@ from gateway.record import Recorder, usage_of
 from gateway.settings import TurnLimits
 from gateway.threads import Threads
 from gateway.upstreams.inference import Job
-from gateway.upstreams.safety import Safety
+from gateway.upstreams.safety import Safety, Screened
 from gateway.upstreams.tokenizer import Tokenizer
 
 T = TypeVar("T")
@@ -62,14 +62,21 @@ async def turn(ask: Ask, caller: Caller, up: Upstreams) -> AsyncGenerator[Event,
     ask = replace(ask, model=model.id)
     thread = await up.threads.open(ask, caller, model)
     messages = [*thread.history, *ask.messages]
-    async with running(up.safety.screen_prompt(caller, messages)) as screened:
+    async with running(up.safety.screen_prompt(caller, messages)) as screening:
         limit = up.limits.answer_token_count_max[caller.tier]
         prompt = await up.tokenizer.encode(model, messages, ask.max_tokens, limit)
-        async with up.recorder.recorded(ask, caller, thread, prompt) as answers:
-            if safe_text := await screened:
-                for event in safe_completion(caller, model, ask.n, safe_text):
+        async with up.recorder.recorded(ask, caller, thread, prompt) as record:
+            screened = await screening
+            if screened.safe_text:
+                for event in safe_completion(caller, model, ask.n, screened):
                     yield event
                 return
+            if screened.masked:  # the model reads, and the thread keeps, the masked messages
+                ask = replace(ask, messages=screened.masked[len(thread.history) :])
+                prompt = await up.tokenizer.encode(
+                    model, screened.masked, prompt.max_tokens, prompt.max_tokens
+                )
+                record.mask(ask, prompt)
             choices = [
                 Choice(
                     answer,
@@ -78,21 +85,22 @@ async def turn(ask: Ask, caller: Caller, up: Upstreams) -> AsyncGenerator[Event,
                     ),
                     up.safety.screen_reply(caller, answer.choice_index),
                 )
-                for answer in answers
+                for answer in record.answers
             ]
             async with choosing(choices) as run, aclosing(run.events()) as events:
                 await run.accepted()
                 yield Started(caller.turn_id, model, thread.id, prompt.dropped_message_count)
                 async for event in events:
                     yield event
-    yield Finished(usage_of(prompt, answers))
+    yield Finished(usage_of(prompt, record.answers))
 
 
-def safe_completion(caller: Caller, model: ModelInfo, n: int, text: str) -> list[Event]:
+def safe_completion(caller: Caller, model: ModelInfo, n: int, screened: Screened) -> list[Event]:
     """What is said instead of an answer: nothing was generated, nothing is kept or charged."""
     events: list[Event] = [Started(caller.turn_id, model, "", 0)]
     for index in range(n):
-        events += [Delta(index, text, 0), ChoiceFinished(index, FINISH_CONTENT_FILTER)]
+        ended = ChoiceFinished(index, FINISH_CONTENT_FILTER, screened.category)
+        events += [Delta(index, screened.safe_text, 0), ended]
     return [*events, Finished(Usage(0, 0, 0))]
 
 

@@ -19,8 +19,10 @@ from gateway.domain import (
     ChoiceFinished,
     Delta,
     Event,
+    Logprob,
     Message,
     ModelInfo,
+    ResponseFormat,
     Sampling,
     Started,
 )
@@ -68,16 +70,37 @@ def ask_of(request: pb.ChatRequest) -> Ask:
             temperature=request.temperature if request.HasField("temperature") else None,
             top_p=request.top_p if request.HasField("top_p") else None,
             seed=request.seed if request.HasField("seed") else None,
+            presence_penalty=request.presence_penalty,
+            frequency_penalty=request.frequency_penalty,
+            repetition_penalty=request.repetition_penalty,
+            top_k=request.top_k,
+            min_p=request.min_p,
+            logit_bias=dict(request.logit_bias),
         ),
         stop=tuple(request.stop),
+        logprobs=request.logprobs,
+        top_logprobs=request.top_logprobs,
+        response_format=_format(request.response_format),
     )
+
+
+def _format(asked: pb.ResponseFormat) -> ResponseFormat | None:
+    kind = asked.WhichOneof("format")
+    if kind is None or (kind == "json_object" and not asked.json_object):
+        return None
+    if kind == "choice":
+        return ResponseFormat(kind, choices=tuple(asked.choice.texts))
+    return ResponseFormat(kind, asked.json_schema or asked.regex)
 
 
 def response_of(sequence: int, event: Event) -> pb.ChatResponse:
     """An event as the contract has it."""
     if isinstance(event, Delta):
         delta = pb.TextDelta(
-            choice_index=event.choice_index, text=event.text, token_count=event.token_count
+            choice_index=event.choice_index,
+            text=event.text,
+            token_count=event.token_count,
+            logprobs=[_logprobs(each) for each in event.logprobs],
         )
         return pb.ChatResponse(sequence=sequence, delta=delta)
     if isinstance(event, Started):
@@ -90,7 +113,12 @@ def response_of(sequence: int, event: Event) -> pb.ChatResponse:
         return pb.ChatResponse(sequence=sequence, started=started)
     if isinstance(event, ChoiceFinished):
         reason = FINISH_REASONS[event.finish_reason]
-        ended = pb.ChoiceFinished(choice_index=event.choice_index, finish_reason=reason)
+        ended = pb.ChoiceFinished(
+            choice_index=event.choice_index,
+            finish_reason=reason,
+            filter_category=event.filter_category,
+            filter_offset=event.filter_offset,
+        )
         return pb.ChatResponse(sequence=sequence, choice_finished=ended)
     usage = pb.Usage(
         prompt_token_count=event.usage.prompt_token_count,
@@ -98,6 +126,13 @@ def response_of(sequence: int, event: Event) -> pb.ChatResponse:
         completion_token_count=event.usage.completion_token_count,
     )
     return pb.ChatResponse(sequence=sequence, finished=pb.TurnFinished(usage=usage))
+
+
+def _logprobs(entry: Logprob) -> pb.PositionLogprobs:
+    def one(token: Logprob) -> pb.TokenLogprob:
+        return pb.TokenLogprob(text=token.text, logprob=token.logprob)
+
+    return pb.PositionLogprobs(chosen=one(entry), top=[one(token) for token in entry.top])
 
 
 class ChatService(chat_pb2_grpc.ChatServiceServicer):

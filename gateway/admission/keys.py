@@ -3,7 +3,7 @@
 import re
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import sha256
 
 import grpc
@@ -38,6 +38,7 @@ class Admitted:
     tier: str
     scopes: frozenset[str]
     key_id: str
+    jurisdiction: str = ""
 
 
 class Keys:
@@ -78,20 +79,22 @@ class Keys:
         """
         found = await self._subjects.get((claims.issuer, claims.subject, claims.tier))
         # The tier is the token's: billing takes it over, perhaps not for this answer yet.
-        return Admitted(found.account_id, claims.tier, claims.scopes, TOKEN_KEY_ID)
+        return replace(found, tier=claims.tier, scopes=claims.scopes)
 
     async def _resolve_key(self, digest: bytes) -> Admitted:
         with translated("billing"):
             found = await self._stub.ResolveKey(pb.ResolveKeyRequest(key_digest=digest))
         scopes = frozenset(found.key.scopes)
-        return Admitted(found.account.id, _tier(found.account), scopes, found.key.id)
+        account = found.account
+        return Admitted(account.id, _tier(account), scopes, found.key.id, account.jurisdiction)
 
     async def _resolve_subject(self, subject: tuple[str, str, str]) -> Admitted:
         issuer, name, tier = subject
         request = pb.ResolveSubjectRequest(issuer=issuer, subject=name, tier=TIERS[tier])
         with translated("billing"):
             account = (await self._stub.ResolveSubject(request)).account
-        return Admitted(account.id, _tier(account), frozenset(), TOKEN_KEY_ID)
+        tier, country = _tier(account), account.jurisdiction
+        return Admitted(account.id, tier, frozenset(), TOKEN_KEY_ID, country)
 
 
 def _tier(account: pb.Account) -> str:

@@ -95,6 +95,7 @@ def _admitted(admitted: Admitted, allowance: Allowance | None) -> pb.CheckRespon
         identity.SCOPES_KEY: ",".join(sorted(admitted.scopes)),
         identity.KEY_KEY: admitted.key_id,
         identity.TURN_KEY: str(ULID()),
+        identity.JURISDICTION_KEY: admitted.jurisdiction,
     }
     return pb.CheckResponse(
         status=status_pb2.Status(code=grpc.StatusCode.OK.value[0]),

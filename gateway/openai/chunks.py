@@ -37,7 +37,8 @@ class ChunkWriter:
         if type(event) is Started:
             return self._started(sequence, event).encode()
         if type(event) is ChoiceFinished:
-            reason = f'"delta":{{}},"logprobs":null,"finish_reason":"{event.finish_reason}"}}'
+            reason = f'"delta":{{}},"logprobs":null,"finish_reason":"{event.finish_reason}"'
+            reason += f',"content_filter":{_dumps(found)}}}' if (found := _filter(event)) else "}"
             return self._frame(sequence, f'{{"index":{event.choice_index},{reason}').encode()
         assert isinstance(event, Finished)
         return self._finished(sequence, event)
@@ -85,7 +86,7 @@ class Completion:
         self._created = created_unix_s
         self._texts: list[list[str]] = [[] for _ in range(n)]
         self._logprobs: list[list[Logprob]] = [[] for _ in range(n)]
-        self._reasons = [""] * n
+        self._endings = [ChoiceFinished(index, "") for index in range(n)]
         self._started: Started | None = None
         self._usage: Usage | None = None
 
@@ -97,7 +98,7 @@ class Completion:
         elif isinstance(event, Started):
             self._started = event
         elif isinstance(event, ChoiceFinished):
-            self._reasons[event.choice_index] = event.finish_reason
+            self._endings[event.choice_index] = event
         else:
             self._usage = event.usage
 
@@ -110,14 +111,22 @@ class Completion:
                 "index": index,
                 "message": {"role": "assistant", "content": "".join(texts), "refusal": None},
                 "logprobs": logprobs_object(logprobs) if logprobs else None,
-                "finish_reason": reason,
+                "finish_reason": ending.finish_reason,
             }
-            for index, (texts, logprobs, reason) in enumerate(
-                zip(self._texts, self._logprobs, self._reasons, strict=True)
+            | ({"content_filter": found} if (found := _filter(ending)) else {})
+            for index, (texts, logprobs, ending) in enumerate(
+                zip(self._texts, self._logprobs, self._endings, strict=True)
             )
         ]
         head = envelope(self._started, "chat.completion", self._created)
         return _dumps(head | {"choices": choices, "usage": usage_object(self._usage)}).encode()
+
+
+def _filter(event: ChoiceFinished) -> dict[str, object]:
+    """Why an answer was cut: a field of our own beside OpenAI's finish_reason."""
+    if not event.filter_category:
+        return {}
+    return {"category": event.filter_category, "offset": event.filter_offset}
 
 
 def envelope(event: Started, kind: str, created_unix_s: int) -> dict[str, object]:

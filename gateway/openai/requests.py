@@ -1,26 +1,24 @@
 """An HTTP body to an Ask: types as OpenAI documents them, each fault with the parameter's name.
 
 Unknown fields are ignored, as OpenAI's own services do with newer clients. Fields that would
-change the answer and are not built (tools, JSON formats, audio) are refused instead.
+change the answer and are not built (tools, audio) are refused instead. Sampling parameters and
+formats that OpenAI does not have are named as vLLM names them.
 """
 
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
-from pydantic_core import PydanticCustomError
+from pydantic import BeforeValidator, Field, ValidationError
 
 from gateway import errors
 from gateway.domain import CHOICE_COUNT_MAX, Ask, Message, Sampling
 from gateway.errors import bad_parameter, public
+from gateway.openai.fields import NotSupported, Strict, fault
+from gateway.openai.formats import FormatFields, wanted_format
 from mesh.chassis.errors import MeshError
 
 # What pydantic calls a body that is no JSON object.
 BODY_FAULTS = {"json_invalid", "json_type", "model_type", "model_attributes_type"}
-
-
-def _fault(path: str, message: str) -> PydanticCustomError:
-    return PydanticCustomError("refused", "{message}", {"message": message, "path": path})
 
 
 def _text(content: Any) -> str:
@@ -30,55 +28,43 @@ def _text(content: Any) -> str:
     if content is None:
         return ""
     if not isinstance(content, list):
-        raise _fault("", "must be a string or a list of parts")
+        raise fault("", "must be a string or a list of parts")
     return "".join(_part(f"[{index}]", part) for index, part in enumerate(content))
 
 
 def _part(path: str, part: Any) -> str:
     if not isinstance(part, dict):
-        raise _fault(path, "must be an object")
+        raise fault(path, "must be an object")
     kind = part.get("type")
     if kind not in ("text", "refusal"):
-        raise _fault(f"{path}.type", "must be 'text': this system reads text only")
+        raise fault(f"{path}.type", "must be 'text': this system reads text only")
     text = part.get(kind)
     if not isinstance(text, str):
-        raise _fault(f"{path}.{kind}", "must be a string")
+        raise fault(f"{path}.{kind}", "must be a string")
     return text
 
 
 def _texts(stop: Any) -> tuple[str, ...]:
     texts = [stop] if isinstance(stop, str) else stop or []
     if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
-        raise _fault("", "must be a string or a list of strings")
+        raise fault("", "must be a string or a list of strings")
     return tuple(texts)
 
 
 def _biases(biases: Any) -> dict[int, float]:
     if not isinstance(biases, dict | None):
-        raise _fault("", "must be an object of token ids and numbers")
+        raise fault("", "must be an object of token ids and numbers")
     result = {}
     for token_id, bias in (biases or {}).items():
         if not (token_id.isascii() and token_id.isdigit()):
-            raise _fault("", f"{token_id[:20]!r} is no token id")
+            raise fault("", f"{token_id[:20]!r} is no token id")
         if isinstance(bias, bool) or not isinstance(bias, int | float):
-            raise _fault(f".{token_id}", "must be a number")
+            raise fault(f".{token_id}", "must be a number")
         result[int(token_id)] = float(bias)
     return result
 
 
-def _absent(value: Any) -> None:
-    if value:
-        raise _fault("", "is not supported; leave it out")
-
-
-class _Strict(BaseModel):
-    model_config = ConfigDict(strict=True, extra="ignore", allow_inf_nan=False, frozen=True)
-
-
-NotSupported = Annotated[None, BeforeValidator(_absent)]
-
-
-class ChatMessage(_Strict):
+class ChatMessage(Strict):
     """One of `messages`."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
@@ -86,19 +72,13 @@ class ChatMessage(_Strict):
     name: str | None = None
 
 
-class StreamOptions(_Strict):
+class StreamOptions(Strict):
     """`stream_options`."""
 
     include_usage: bool | None = None
 
 
-class ResponseFormat(_Strict):
-    """`response_format`: only plain text until the engine constrains its output."""
-
-    type: Literal["text"]
-
-
-class Body(_Strict):
+class Body(FormatFields):
     """The body of a chat completion."""
 
     model: str = Field(min_length=1, max_length=200)
@@ -117,7 +97,9 @@ class Body(_Strict):
     logit_bias: Annotated[dict[int, float], BeforeValidator(_biases)] = Field(default_factory=dict)
     logprobs: bool | None = None
     top_logprobs: int | None = None
-    response_format: ResponseFormat | None = None
+    top_k: int | None = Field(default=None, ge=-1)
+    min_p: float | None = None
+    repetition_penalty: float | None = Field(default=None, gt=0)
     tools: NotSupported = None
     functions: NotSupported = None
     audio: NotSupported = None
@@ -126,7 +108,7 @@ class Body(_Strict):
     store: bool | None = None
 
 
-class RenameBody(_Strict):
+class RenameBody(Strict):
     """The body of a rename."""
 
     title: str = Field(min_length=1, max_length=200)
@@ -192,11 +174,15 @@ def _ask(body: Body) -> Ask:
             seed=body.seed,
             presence_penalty=body.presence_penalty or 0.0,
             frequency_penalty=body.frequency_penalty or 0.0,
+            repetition_penalty=body.repetition_penalty or 0.0,
+            top_k=max(body.top_k or 0, 0),  # -1 is off, too
+            min_p=body.min_p or 0.0,
             logit_bias=body.logit_bias,
         ),
         stop=body.stop,
         logprobs=bool(body.logprobs),
         top_logprobs=body.top_logprobs or 0,
+        response_format=wanted_format(body),
     )
 
 

@@ -34,6 +34,7 @@ REASONS = {
     ("inference", "REQUEST_TOO_LARGE"): errors.CONTEXT_LENGTH_EXCEEDED,
     ("inference", "BAD_REQUEST"): errors.INVALID_PARAMETER,
     ("inference", "QUEUE_FULL"): errors.OVERLOADED,
+    ("inference", "DEADLINE_UNREACHABLE"): errors.OVERLOADED,
     ("inference", "DRAINING"): errors.OVERLOADED,
 }
 # Which parameter of a request a field of an upstream came from, where the names differ.
@@ -90,7 +91,8 @@ def _by_code(error: MeshError) -> str:
 
 def _param(service: str, reason: str, error: MeshError) -> str:
     if reason == errors.INVALID_PARAMETER:
-        return PARAMS.get(service) or PARAMS.get(error.reason) or error.metadata.get("field", "")
+        field = error.metadata.get("field", "").removeprefix("sampling.")
+        return PARAMS.get(service) or PARAMS.get(error.reason) or field
     return PARAMS.get(reason, "")
 
 

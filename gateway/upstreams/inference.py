@@ -17,12 +17,13 @@ from gateway.domain import (
     Logprob,
     ModelInfo,
     Prompt,
+    ResponseFormat,
 )
 
 INSTANCE_KEY = "x-chatmesh-instance"
 PRIORITIES = {
-    # Not low: a node serves that only when nothing else waits.
-    "free": pb.PRIORITY_NORMAL,
+    # Cannot starve: a node serves who has waited long before all priorities.
+    "free": pb.PRIORITY_LOW,
     "pro": pb.PRIORITY_NORMAL,
     "enterprise": pb.PRIORITY_HIGH,
     "admin": pb.PRIORITY_HIGH,
@@ -149,6 +150,9 @@ def _request(ask: Ask, caller: Caller, prompt: Prompt, choice_index: int) -> pb.
             seed=derived_seed(ask, caller, choice_index),
             presence_penalty=sampling.presence_penalty,
             frequency_penalty=sampling.frequency_penalty,
+            repetition_penalty=sampling.repetition_penalty,
+            top_k=sampling.top_k,
+            min_p=sampling.min_p,
             logit_bias=sampling.logit_bias,
         ),
         stop=pb.StopConditions(strings=ask.stop),
@@ -157,7 +161,20 @@ def _request(ask: Ask, caller: Caller, prompt: Prompt, choice_index: int) -> pb.
         cache_salt=blake2b(caller.account_id.encode(), digest_size=16, person=b"salt").hexdigest(),
         logprobs=ask.logprobs,
         top_logprobs=ask.top_logprobs,
+        response_format=_response_format(ask.response_format),
     )
+
+
+def _response_format(wanted: ResponseFormat | None) -> pb.ResponseFormat | None:
+    if wanted is None:
+        return None
+    if wanted.kind == "json_object":
+        return pb.ResponseFormat(json_object=True)
+    if wanted.kind == "json_schema":
+        return pb.ResponseFormat(json_schema=wanted.text)
+    if wanted.kind == "regex":
+        return pb.ResponseFormat(regex=wanted.text)
+    return pb.ResponseFormat(choice=pb.Choice(texts=wanted.choices))
 
 
 def _pin(instance: str) -> tuple[tuple[str, str], ...]:

@@ -15,7 +15,7 @@ import structlog
 
 from chatmesh.safety.v1 import safety_pb2 as pb
 from gateway import errors
-from gateway.answer import whole_characters
+from gateway.answer import Mask, whole_characters
 from gateway.errors import public
 from gateway.settings import TurnLimits
 from gateway.upstreams.failures import translate
@@ -28,6 +28,21 @@ BROKEN = {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.INTERNAL, grpc.StatusCode
 log = structlog.get_logger()
 
 
+# What is said when safety names no text of its own.
+MESSAGE_DEFAULT = "The safety policy refuses this request; change it and try again."
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """Why an answer is cut."""
+
+    category: str
+    # Where the offending text begins, in bytes of the answer.
+    offset: int
+    # What is said after what left; empty: nothing.
+    safe_text: str = ""
+
+
 @dataclass(frozen=True, slots=True)
 class Clearance:
     """One decision about an answer."""
@@ -36,10 +51,10 @@ class Clearance:
     release_up_to_offset: int = 0
     # All may leave, and nothing follows.
     cleared: bool = False
-    # Nothing more may leave, and nothing follows.
-    blocked: bool = False
-    # With `cleared`: spans (start, end) in bytes of the answer to mask where they have not left.
-    masks: Sequence[tuple[int, int]] = ()
+    # Nothing more may leave, and nothing follows but, perhaps, a safe text.
+    blocked: Block | None = None
+    # What to replace where it has not left; releases end between masks.
+    masks: Sequence[Mask] = ()
 
 
 class ReplyScreen:
@@ -121,11 +136,12 @@ class ReplyScreen:
                 offset = base + response.release.release_up_to_offset
                 self._released_offset = whole_characters(self._text, offset)
                 self._unanswered_token_count = 0
-                yield Clearance(self._released_offset)
+                masks = [_mask(each, base) for each in response.release.masks]
+                yield Clearance(self._released_offset, masks=masks)
             elif event == "cleared":
                 yield Clearance(cleared=True, masks=_masks(response.cleared.verdict, base))
             elif event == "block":
-                yield Clearance(blocked=True)
+                yield Clearance(blocked=_block(response.block, base))
 
     async def _reopen(self) -> None:
         self._call.cancel()
@@ -149,10 +165,31 @@ class ReplyScreen:
             return  # the stream is over: `clearances` hears of it
 
 
-def _masks(verdict: pb.Verdict, base: int) -> list[tuple[int, int]]:
+def category_of(verdict: pb.Verdict) -> str:
+    """The category that decided, such as "violence"; empty when none did."""
+    name = pb.Category.Name(verdict.category).removeprefix("CATEGORY_").lower()
+    return "" if verdict.category == pb.CATEGORY_UNSPECIFIED else name
+
+
+def _mask(mask: pb.Mask, base: int) -> Mask:
+    return Mask(base + mask.start_offset, base + mask.end_offset, mask.replacement)
+
+
+def _masks(verdict: pb.Verdict, base: int) -> list[Mask]:
     if verdict.action != pb.ACTION_REDACT:
         return []
-    return [(base + each.start_offset, base + each.end_offset) for each in verdict.findings]
+    if verdict.masks:
+        return [_mask(each, base) for each in verdict.masks]
+    # A safety service that knows no masks: it held everything back.
+    spans = [(base + each.start_offset, base + each.end_offset) for each in verdict.findings]
+    return [Mask(start, end) for start, end in spans]
+
+
+def _block(block: pb.Block, base: int) -> Block:
+    verdict = block.verdict
+    safe = verdict.action == pb.ACTION_SAFE_COMPLETE
+    safe_text = (verdict.message or MESSAGE_DEFAULT) if safe else ""
+    return Block(category_of(verdict), base + block.offset, safe_text)
 
 
 def _no_decision() -> MeshError:

@@ -1,6 +1,7 @@
 """The veto: over the prompt, and over an answer while it streams."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import grpc
 
@@ -11,7 +12,7 @@ from gateway.domain import Caller, Message
 from gateway.errors import public
 from gateway.settings import TurnLimits
 from gateway.upstreams.failures import translated
-from gateway.upstreams.reply_screen import ReplyScreen
+from gateway.upstreams.reply_screen import MESSAGE_DEFAULT, ReplyScreen, category_of
 
 ROLES = {
     "system": pb.ROLE_SYSTEM,
@@ -19,9 +20,18 @@ ROLES = {
     "assistant": pb.ROLE_ASSISTANT,
     "tool": pb.ROLE_TOOL,
 }
-# A prompt is encoded while it is screened, so that it cannot be masked: refused instead.
-REFUSING = {pb.ACTION_BLOCK, pb.ACTION_REDACT}
-MESSAGE_DEFAULT = "The safety policy refuses this request; change it and try again."
+
+
+@dataclass(frozen=True, slots=True)
+class Screened:
+    """A conversation that may be answered."""
+
+    # What is said instead of an answer by the model; empty: the model answers.
+    safe_text: str = ""
+    # Why, with `safe_text`.
+    category: str = ""
+    # The messages with what is redacted masked; empty: they stand as they are.
+    masked: Sequence[Message] = ()
 
 
 class Safety:
@@ -31,8 +41,8 @@ class Safety:
         self._limits = limits
         self._stub = safety_pb2_grpc.SafetyServiceStub(channel)
 
-    async def screen_prompt(self, caller: Caller, messages: Sequence[Message]) -> str:
-        """Returns when the conversation may be answered: "" by the model, else with that text.
+    async def screen_prompt(self, caller: Caller, messages: Sequence[Message]) -> Screened:
+        """Returns when the conversation may be answered, and how.
 
         Raises:
             MeshError: CONTENT_FILTER; SERVICE_UNAVAILABLE, TIMEOUT (no decision: refused).
@@ -43,20 +53,42 @@ class Safety:
         )
         with translated("safety"):
             verdict = (await self._stub.ScreenPrompt(request)).verdict
+        category = category_of(verdict)
         if verdict.action == pb.ACTION_SAFE_COMPLETE:
-            return verdict.message or MESSAGE_DEFAULT
-        if verdict.action in REFUSING:
-            category = pb.Category.Name(verdict.category).removeprefix("CATEGORY_").lower()
+            return Screened(verdict.message or MESSAGE_DEFAULT, category)
+        if verdict.action == pb.ACTION_REDACT and verdict.masks:
+            return Screened(masked=_masked(messages, verdict.masks))
+        # What cannot be masked, for safety does not say where, is refused.
+        if verdict.action in (pb.ACTION_BLOCK, pb.ACTION_REDACT):
             message = verdict.message or MESSAGE_DEFAULT
             raise public(errors.CONTENT_FILTER, message, param="messages", category=category)
-        return ""
+        return Screened()
 
     def screen_reply(self, caller: Caller, choice_index: int) -> ReplyScreen:
         """Opens the screening of one answer; the caller must `cancel` it in the end."""
-        start = pb.ReplyStart(subject=_subject(caller), choice_index=choice_index)
+        start = pb.ReplyStart(
+            subject=_subject(caller), choice_index=choice_index, accepts_masks=True
+        )
         # Written to, not iterated: no request iterator.
         return ReplyScreen(lambda: self._stub.ScreenReply(None), start, self._limits)
 
 
+def _masked(messages: Sequence[Message], masks: Sequence[pb.Mask]) -> list[Message]:
+    """The messages with their masks, which come in the order of the text."""
+    contents = [bytearray(each.content.encode()) for each in messages]
+    for mask in reversed(masks):
+        content = contents[mask.message_index]
+        content[mask.start_offset : mask.end_offset] = mask.replacement.encode()
+    return [
+        replace(message, content=content.decode())
+        for message, content in zip(messages, contents, strict=True)
+    ]
+
+
 def _subject(caller: Caller) -> pb.Subject:
-    return pb.Subject(turn_id=caller.turn_id, account_id=caller.account_id, tier=caller.tier)
+    return pb.Subject(
+        turn_id=caller.turn_id,
+        account_id=caller.account_id,
+        tier=caller.tier,
+        jurisdiction=caller.jurisdiction,
+    )

@@ -79,7 +79,7 @@ class Door:
     def add_key(self, secret: str = "", tier: int = 2, scopes=("chat", "conversations", "usage")):
         secret = secret or f"cm-{tier}{'k' * 42}"
         self.billing.keys[sha256(secret.encode()).digest()] = billing_pb2.ResolveKeyResponse(
-            account=billing_pb2.Account(id=f"acc_{NAMES[tier]}", tier=tier),
+            account=billing_pb2.Account(id=f"acc_{NAMES[tier]}", tier=tier, jurisdiction="DE"),
             key=billing_pb2.Key(id="key_1", scopes=scopes),
         )
         return secret
@@ -128,6 +128,7 @@ async def test_a_key_opens_and_says_who_it_is(door):
         "x-chatmesh-tier": "pro",
         "x-chatmesh-scopes": "chat,conversations,usage",
         "x-chatmesh-key": "key_1",
+        "x-chatmesh-jurisdiction": "DE",
     }
     assert len(turn) == 26
     options = decision.response.ok_response.headers

@@ -6,11 +6,12 @@ import grpc
 import pytest
 from prometheus_client import REGISTRY
 
+from chatmesh.chat.v1 import chat_pb2
 from chatmesh.safety.v1 import safety_pb2
 from gateway.background import Background
 from gateway.feed import WAITING_BYTES_MAX
 from tests.support.fakes import Fakes, Script, failure
-from tests.support.gateway_turns import TURN, running_gateway
+from tests.support.gateway_turns import TURN, identity, running_gateway
 
 PATIENCE_S = 10.0
 
@@ -60,7 +61,76 @@ async def test_a_prompt_may_be_answered_with_a_safe_text_instead():
     assert fakes.conversation.appended == []
 
 
-async def test_a_prompt_that_should_be_masked_is_refused():
+async def test_the_model_reads_and_the_thread_keeps_a_masked_prompt():
+    fakes = Fakes()
+    fakes.safety.bad_prompt_action = safety_pb2.ACTION_REDACT
+    fakes.safety.bad_prompt_masks = [
+        safety_pb2.Mask(start_offset=3, end_offset=12, replacement="[it]", message_index=1),
+        safety_pb2.Mask(start_offset=14, end_offset=17, replacement="é", message_index=1),
+    ]
+    messages = [
+        {"role": "system", "content": "Be kind."},
+        {"role": "user", "content": "é FORBIDDEN, abc and more"},
+    ]
+    async with running_gateway(fakes) as gateway:
+        answer = await gateway.post({"messages": messages, "store": True})
+        await gateway.background.finish()
+    assert answer.status == 200
+    masked = "é [it], \u00e9 and more"
+    assert [each.content for each in fakes.tokenizer.requests[-1].messages] == ["Be kind.", masked]
+    words = len(masked.split()) + 2
+    assert len(fakes.inference.requests[0].prompt_token_ids) == words
+    assert fakes.billing.settled[TURN].prompt_token_count == words
+    kept = [each.content for each in fakes.conversation.appended[0].messages]
+    assert kept[:2] == ["Be kind.", masked]
+
+
+async def test_an_answer_is_masked_while_it_streams():
+    fakes = Fakes()
+    fakes.inference.scripts = [Script(["Mail ", "a@b.de", " now", "."], gate_at=3)]
+    fakes.safety.reply_masks = [
+        safety_pb2.Mask(start_offset=5, end_offset=11, replacement="[email_address]")
+    ]
+    async with running_gateway(fakes) as gateway:
+        call = gateway.call({"stream": True, "store": True})
+        await happens(fakes.inference.at_gate)  # the answer has not ended
+        data = b""
+        while b"now" not in data:
+            data += (await call.read()).data
+        fakes.inference.gate.set()
+        data += await rest_of(call)
+    assert b"a@b.de" not in data
+    assert b"[email_address]" in data
+    assert fakes.safety.starts[0].accepts_masks
+    kept = fakes.conversation.appended[0].messages[-1].content
+    assert kept == "Mail [email_address] now."
+
+
+async def test_a_halted_answer_says_why_and_may_end_with_a_safe_text():
+    fakes = Fakes()
+    fakes.safety.bad_reply_verdict = safety_pb2.Verdict(
+        action=safety_pb2.ACTION_SAFE_COMPLETE,
+        category=safety_pb2.CATEGORY_SELF_HARM,
+        message="Please talk to someone.",
+    )
+    fakes.inference.scripts = [Script(["Good", "POISON", " hidden"])]
+    async with running_gateway(fakes) as gateway:
+        answer = await gateway.post({"stream": True, "store": True})
+        whole = await gateway.post({})
+        request = chat_pb2.ChatRequest(messages=[chat_pb2.Message(role=2, content="Hi")])
+        typed = [each async for each in gateway.chat.Chat(request, metadata=identity())]
+    assert answer.text == "Good\n\nPlease talk to someone."
+    said = {"category": "self_harm", "offset": 4}
+    ended = answer.frames[-2][1]["choices"][0]
+    assert (ended["finish_reason"], ended["content_filter"]) == ("content_filter", said)
+    choice = whole.json["choices"][0]
+    assert (choice["finish_reason"], choice["content_filter"]) == ("content_filter", said)
+    (finished,) = (each.choice_finished for each in typed if each.HasField("choice_finished"))
+    assert (finished.filter_category, finished.filter_offset) == ("self_harm", 4)
+    assert fakes.conversation.appended[0].messages[-1].finish_reason == "content_filter"
+
+
+async def test_a_prompt_that_should_be_masked_nobody_knows_where_is_refused():
     fakes = Fakes()
     fakes.safety.bad_prompt_action = safety_pb2.ACTION_REDACT
     async with running_gateway(fakes) as gateway:

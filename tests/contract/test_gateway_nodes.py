@@ -5,12 +5,13 @@ import asyncio
 import grpc
 import pytest
 
+from chatmesh.inference.v1 import inference_pb2
 from chatmesh.mesh.v1 import mesh_pb2
 from gateway.pool import Pool
 from gateway.upstreams.inference import Inference
 from gateway.watch import watch
 from tests.support.fakes import Fakes, Script, failure
-from tests.support.gateway_turns import TURN, running_gateway
+from tests.support.gateway_turns import TURN, identity, running_gateway
 from tests.support.loopback import loopback
 
 GONE = failure(grpc.StatusCode.UNAVAILABLE)
@@ -37,6 +38,18 @@ async def test_a_broken_stream_goes_on_without_a_gap_or_a_double(count):
     assert list(second.emitted_token_ids) == [1000, 1001, 1002, 1003][:count]
     assert set(fakes.inference.pins) == {"inference-1", "inference-2"}
     assert fakes.billing.settled[TURN].output_token_count == 4
+
+
+@pytest.mark.parametrize(
+    ("tier", "priority"),
+    [("free", "LOW"), ("pro", "NORMAL"), ("enterprise", "HIGH"), ("admin", "HIGH")],
+)
+async def test_the_tier_is_the_priority(tier, priority):
+    fakes = Fakes()
+    async with running_gateway(fakes) as gateway:
+        await gateway.post({}, identity(tier=tier))
+    (request,) = fakes.inference.requests
+    assert inference_pb2.Priority.Name(request.priority) == f"PRIORITY_{priority}"
 
 
 @pytest.mark.parametrize(

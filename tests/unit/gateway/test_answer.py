@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.answer import Answer
-from gateway.domain import Frame, Logprob
+from gateway.answer import Answer, Mask
+from gateway.domain import ChoiceFinished, Frame, Logprob
 
 FRAMES = st.lists(st.tuples(st.text(max_size=5), st.integers(0, 3)), max_size=12)
 
@@ -78,9 +78,31 @@ def test_masks_cover_what_has_not_left(masks, rest):
     answer = Answer(0)
     received(answer, "1234567890é", 3, logprobs=[Logprob(b"x", -1.0)])
     answer.release(4)
-    delta = answer.clear(masks)
+    delta = answer.clear([Mask(start, end) for start, end in masks])
     assert delta.text == rest
     assert (delta.token_count, list(delta.logprobs)) == (3, [])
+
+
+def test_masks_come_with_their_release_and_hide_log_probabilities():
+    answer = Answer(0)
+    seen, hidden, after = Logprob(b"see ", -1.0), Logprob(b"a@b.de", -2.0), Logprob(b" now", -3.0)
+    for token in (seen, hidden, after):
+        received(answer, token.text.decode(), 1, logprobs=[token])
+    assert answer.release(4).text == "see "
+    masked = answer.release(10, [Mask(4, 10, "[email]")])
+    assert (masked.text, masked.token_count, list(masked.logprobs)) == ("[email]", 2, [])
+    assert answer.release(14).logprobs == [after]
+    assert answer.text == "see [email] now"
+
+
+def test_a_blocked_answer_may_end_with_a_safe_text():
+    answer = Answer(0)
+    received(answer, "Well, bad", 2)
+    answer.release(5)
+    delta = answer.block("violence", 6, "Let us talk about something else.")
+    assert delta.text == "\n\nLet us talk about something else."
+    assert answer.finished == ChoiceFinished(0, "content_filter", "violence", 6)
+    assert answer.release(9) is None
 
 
 def test_offsets_never_fall_back():
