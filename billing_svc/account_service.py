@@ -82,6 +82,7 @@ class AccountAdminService(billing_pb2_grpc.AccountAdminServiceServicer):
             _checked_tier(request.tier),
             budget,
             self._clock(),
+            jurisdiction=_checked_jurisdiction(request.jurisdiction),
         )
         return pb.CreateAccountResponse(account=_account(account))
 
@@ -164,6 +165,12 @@ def _checked_tier(tier: int) -> int:
     return tier
 
 
+def _checked_jurisdiction(country: str) -> str:
+    if country and not (len(country) == 2 and country.isascii() and country.isupper()):  # noqa: PLR2004 - alpha-2
+        raise checks.bad_request("jurisdiction", "must be an ISO 3166-1 alpha-2 code such as DE.")
+    return country
+
+
 def _checked_budget(budget: int) -> int:
     if budget < -1:
         raise checks.bad_request("monthly_budget_nanousd", "must be -1 (no limit), 0 or above.")
@@ -186,6 +193,7 @@ def _account(account: Account) -> pb.Account:
         tier=pb.Tier.ValueType(account.tier),
         monthly_budget_nanousd=account.monthly_budget_nanousd,
         create_time=checks.stamp(account.create_time),
+        jurisdiction=account.jurisdiction,
     )
 
 

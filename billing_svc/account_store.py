@@ -12,8 +12,10 @@ from billing_svc.quota_store import month_of
 from billing_svc.store import Connection, Store
 
 _ACCOUNT = """
-    a.account_id, a.name, a.tier, b.monthly_budget_nanousd, a.create_time, a.close_time
+    a.account_id, a.name, a.tier, b.monthly_budget_nanousd, a.create_time, a.close_time,
+    a.jurisdiction
 """
+ACCOUNT_COLUMN_COUNT = 7
 _KEY = "key_id, account_id, prefix, scopes, name, create_time, expire_time, revoke_time"
 _INSERT_KEY = f"""
 INSERT INTO billing.keys (key_id, account_id, digest, prefix, scopes, name, request_id, create_time,
@@ -60,7 +62,7 @@ class AccountStore:
         if row is None:
             return None
         values = tuple(row)
-        return Account(*values[:6]), _key(values[6:])
+        return Account(*values[:ACCOUNT_COLUMN_COUNT]), _key(values[ACCOUNT_COLUMN_COUNT:])
 
     async def resolve_subject(
         self, issuer: str, subject: str, tier: int, now: dt.datetime
@@ -80,10 +82,19 @@ class AccountStore:
         return account
 
     async def create_account(
-        self, request_id: str, name: str, tier: int, budget: int | None, now: dt.datetime
+        self,
+        request_id: str,
+        name: str,
+        tier: int,
+        budget: int | None,
+        now: dt.datetime,
+        *,
+        jurisdiction: str = "",
     ) -> Account:
         """A new account, or the one this request made before."""
-        account_id = await self._create(name, tier, budget, now, request_id=request_id)
+        account_id = await self._create(
+            name, tier, budget, now, request_id=request_id, jurisdiction=jurisdiction
+        )
         async with self._store.connection() as connection:
             row = await connection.fetchrow(
                 f"SELECT {_ACCOUNT} FROM {_ACCOUNTS}"  # noqa: S608 - constants
@@ -168,6 +179,7 @@ class AccountStore:
         request_id: str = "",
         issuer: str | None = None,
         subject: str | None = None,
+        jurisdiction: str = "",
     ) -> str:
         """Makes account and balance, unless request_id or subject has one; gives the new id."""
         account_id = f"acc_{ULID()}"
@@ -177,16 +189,17 @@ class AccountStore:
                 """
                 WITH made AS (
                     INSERT INTO billing.accounts
-                        (account_id, name, tier, issuer, subject, request_id, create_time)
-                    VALUES ($1, $2, $3, $4, $5, $6, $7)
+                        (account_id, name, tier, issuer, subject, request_id, create_time,
+                         jurisdiction)
+                    VALUES ($1, $2, $3, $4, $5, $6, $7, $8)
                     ON CONFLICT DO NOTHING RETURNING account_id
                 )
                 INSERT INTO billing.balances
                     (account_id, monthly_budget_nanousd, budget_is_default, period)
-                SELECT account_id, $8, $9, $10 FROM made
+                SELECT account_id, $9, $10, $11 FROM made
                 """,
                 *(account_id, name, tier, issuer, subject, request_id or None, now),
-                *(amount, budget is None, month_of(now)),
+                *(jurisdiction, amount, budget is None, month_of(now)),
             )
         return account_id
 

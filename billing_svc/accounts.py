@@ -14,7 +14,10 @@ PREFIX_LENGTH = 7
 
 @dataclass(frozen=True, slots=True)
 class Account:
-    """Who pays. `tier` is a number of billing.v1.Tier; a budget of -1 has no limit."""
+    """Who pays. `tier` is a number of billing.v1.Tier; a budget of -1 has no limit.
+
+    `jurisdiction` is the country (ISO 3166-1 alpha-2) whose rules hold for it; empty: the default.
+    """
 
     account_id: str
     name: str
@@ -22,6 +25,7 @@ class Account:
     monthly_budget_nanousd: int
     create_time: dt.datetime
     close_time: dt.datetime | None = None
+    jurisdiction: str = ""
 
 
 @dataclass(frozen=True, slots=True)

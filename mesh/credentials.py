@@ -59,6 +59,7 @@ async def create_key(
     *,
     budget_nanousd: int | None = None,
     account_id: str = "",
+    jurisdiction: str = "",
 ) -> str:
     """Makes a key, and an account for it unless one is given; returns the secret.
 
@@ -74,6 +75,7 @@ async def create_key(
                 name=name,
                 tier=billing_pb2.Tier.Value(f"TIER_{tier.upper()}"),
                 monthly_budget_nanousd=budget_nanousd,
+                jurisdiction=jurisdiction,
             ),
             timeout=CALL_TIMEOUT_S,
         )

@@ -87,6 +87,7 @@ async def keys_create(home: Home, arguments: argparse.Namespace) -> int:
         arguments.name,
         budget_nanousd=budget,
         account_id=arguments.account,
+        jurisdiction=arguments.jurisdiction,
     )
     print(json.dumps({"secret": secret, "tier": arguments.tier}) if arguments.json else secret)
     return 0
@@ -110,7 +111,7 @@ async def keys_list(home: Home, arguments: argparse.Namespace) -> int:
     if arguments.json:
         print(json.dumps(rows, indent=2))
     else:
-        columns = ("account", "tier", "key", "prefix", "name", "scopes", "state")
+        columns = ("account", "tier", "country", "key", "prefix", "name", "scopes", "state")
         print_table(columns, [[row[name] for name in columns] for row in rows])
     return 0
 
@@ -131,6 +132,7 @@ def _key_row(account: billing_pb2.Account, key: billing_pb2.Key) -> dict[str, st
     return {
         "account": account.id,
         "tier": billing_pb2.Tier.Name(account.tier).removeprefix("TIER_").lower(),
+        "country": account.jurisdiction,
         "key": key.id,
         "prefix": key.prefix,
         "name": key.name,
@@ -240,6 +242,7 @@ def parser() -> argparse.ArgumentParser:
     added.add_argument("--tier", choices=TIERS, default="free")
     added.add_argument("--name", default="made with mesh.ctl")
     added.add_argument("--account", default="", help="add a key to this account instead")
+    added.add_argument("--jurisdiction", default="", help="country whose rules hold, such as DE")
     added.add_argument("--budget-usd", type=float, help="a month's budget; -1: no limit")
     added.add_argument("--json", action="store_true")
     added = verb(keys, "list", keys_list, "accounts and their keys")

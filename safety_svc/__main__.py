@@ -1,4 +1,4 @@
-"""Starts the safety service: settings, policy, audit, serve."""
+"""Starts the safety service: settings, policy, back end, audit, serve."""
 
 import asyncio
 import contextlib
@@ -6,6 +6,7 @@ import contextlib
 from chatmesh.safety.v1.safety_pb2_grpc import add_SafetyServiceServicer_to_server
 from mesh.chassis import Node, run
 from safety_svc.audit import Audit
+from safety_svc.backends.choose import chosen
 from safety_svc.policy_source import PolicySource
 from safety_svc.service import SafetyService
 from safety_svc.settings import Settings
@@ -17,16 +18,20 @@ async def start(node: Node) -> None:
     settings = Settings()  # type: ignore[call-arg]  # the environment fills it
     policies = PolicySource(settings.policy_file)
     policies.refresh()
+    backend = chosen(settings, node.channel_to)
     follower = asyncio.create_task(policies.follow(settings.policy_poll_interval_s))
     store = PostgresAuditStore(settings.database_url)
     try:
         async with Audit(store, settings.audit_timeout_ms / 1000) as audit:
-            service = SafetyService(policies, audit)
+            service = SafetyService(policies, audit, backend)
             await node.serve([(add_SafetyServiceServicer_to_server, service)])
+            await service.finish()
     finally:
         follower.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await follower
+        if backend:
+            await backend.close()
         await store.close()
 
 

@@ -10,6 +10,7 @@ import contextlib
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime
+from enum import StrEnum
 from typing import Protocol
 
 import grpc
@@ -18,12 +19,14 @@ from prometheus_client import Counter, Histogram
 
 from mesh.chassis.errors import MeshError
 from safety_svc.detectors.base import Finding
-from safety_svc.policy import Direction, Judgement, Policy, Unrecorded
+from safety_svc.policy import Direction, Failure, Judgement, Policy
 from safety_svc.screen import strongest
 
 ROW_COUNT_MAX = 256  # rows of one statement
 QUEUE_ROW_COUNT_MAX = 8_192  # beyond it the store cannot keep up
 RETRY_AFTER_S = 1.0
+# Of a text that the policy has quoted, its end: there stands what halted it.
+QUOTATION_LENGTH_MAX = 16_384
 
 _log = structlog.get_logger()
 _rows = Counter("chatmesh_safety_audit_rows_total", "Audit rows by outcome.", ["outcome"])
@@ -32,6 +35,30 @@ _seconds = Histogram(
     "Time from the decision to its accepted row, in seconds.",
     buckets=(0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1, 2),
 )
+
+
+class Ended(StrEnum):
+    """How a judged text ended."""
+
+    COMPLETE = "complete"
+    HALTED = "halted"
+    LEFT = "left"  # its caller went before the end
+    FAILED = "failed"  # it could not be judged to the end
+
+
+@dataclass(frozen=True, slots=True)
+class Judge:
+    """Which classifier took part; the defaults: none did.
+
+    Attributes:
+        name: of the back end.
+        digest: of its weights.
+        failed: it gave no answer, and the policy went on without.
+    """
+
+    name: str = ""
+    digest: str = ""
+    failed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +82,14 @@ class Decision:
     detectors: tuple[str, ...]
     policy_version: str
     policy_digest: str
+    ended: str
+    shadow_action: str | None
+    shadow_category: str | None
+    backend: str
+    backend_digest: str
+    backend_failed: bool
+    mask_count: int
+    quotation: str | None
 
     def columns(self) -> dict[str, object]:
         """The row as JSON values, by column."""
@@ -71,6 +106,11 @@ class Grounds:
     byte_count: int
     choice_index: int = 0
     halt_offset: int | None = None
+    ended: Ended = Ended.COMPLETE
+    shadow: Judgement | None = None
+    judge: Judge = Judge()
+    mask_count: int = 0
+    quotation: str | None = None  # None: the policy has nothing quoted
 
 
 def decision(
@@ -86,6 +126,9 @@ def decision(
 ) -> Decision:
     """The row of a decision."""
     findings = strongest(grounds.findings)
+    shadow, quotation = grounds.shadow, grounds.quotation
+    if quotation is not None:  # PostgreSQL's text knows no NUL
+        quotation = quotation[-QUOTATION_LENGTH_MAX:].replace("\0", "")
     return Decision(
         audit_id=audit_id,
         decided_at=decided_at,
@@ -104,6 +147,14 @@ def decision(
         detectors=tuple(finding.detector for finding in findings),
         policy_version=policy.version,
         policy_digest=policy.digest,
+        ended=grounds.ended,
+        shadow_action=shadow.action.name.lower() if shadow else None,
+        shadow_category=(shadow.category or "") if shadow else None,
+        backend=grounds.judge.name,
+        backend_digest=grounds.judge.digest,
+        backend_failed=grounds.judge.failed,
+        mask_count=grounds.mask_count,
+        quotation=quotation,
     )
 
 
@@ -145,7 +196,7 @@ class Audit:
             with contextlib.suppress(asyncio.CancelledError):
                 await self._writer
 
-    async def record(self, row: Decision, unrecorded: Unrecorded) -> None:
+    async def record(self, row: Decision, unrecorded: Failure) -> None:
         """Returns when the row is on disk.
 
         Raises MeshError AUDIT_UNAVAILABLE when it is not, unless `unrecorded` is open: then the
@@ -156,8 +207,9 @@ class Audit:
                 await self._accepted(row)
         except (StoreUnavailableError, asyncio.QueueFull, TimeoutError) as error:
             _rows.labels("refused").inc()
-            if unrecorded is Unrecorded.OPEN:
-                _log.error("decision_unrecorded", error=repr(error), row=row.columns())
+            if unrecorded is Failure.OPEN:
+                columns = {**row.columns(), "quotation": None}  # no text in logs
+                _log.error("decision_unrecorded", error=repr(error), row=columns)
                 return
             raise MeshError(
                 grpc.StatusCode.UNAVAILABLE,

@@ -1,21 +1,21 @@
-"""The policy: what is done about which finding, for whom.
+"""The policy: what is done about which finding, for whom. Values only; `policy_file.py` reads them.
 
 A policy is read whole, checked whole and published whole; nothing changes it afterwards. It has
-rules for everybody and overrides for tiers and jurisdictions. A rule says from which score on
-which action is taken, for one category in one direction.
+rules for everybody and overrides for tiers, jurisdictions and accounts, the later ones stronger. A
+rule says from which score on which action is taken, for one category, or one type of personal data
+or secret, in one direction.
+
+Rules in the shadow are judged and recorded beside those in force, and nobody acts on them.
 """
 
-import hashlib
-import itertools
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from enum import IntEnum, StrEnum
 
-from safety_svc.detectors.base import Category, Finding
-from safety_svc.document import Value, parse
+from safety_svc.detectors.base import Audience, Category, Finding
+from safety_svc.detectors.kinds import CATEGORIES
 
 WINDOW_TOKEN_COUNT_MAX = 256
-VERSION_LENGTH_MAX = 64
 TIERS = ("free", "pro", "enterprise", "admin")
 
 
@@ -23,6 +23,8 @@ class Direction(StrEnum):
     """Which way a text goes."""
 
     PROMPT = "prompt"
+    # A tool result or a document in the prompt; without a rule of its own, that of prompts holds.
+    DOCUMENT = "document"
     REPLY = "reply"
 
 
@@ -39,11 +41,25 @@ class Action(IntEnum):
 HALTING = frozenset({Action.BLOCK, Action.SAFE_COMPLETE})
 
 
-class Unrecorded(StrEnum):
-    """What happens to a decision that could not be recorded."""
+class Failure(StrEnum):
+    """What a part that failed means for the decision."""
 
     CLOSED = "closed"  # no decision: the call fails
-    OPEN = "open"  # the decision stands; its row goes to the log
+    OPEN = "open"  # the decision stands without it
+
+
+class Mode(StrEnum):
+    """Whether anybody acts on the rules."""
+
+    ENFORCE = "enforce"
+    SHADOW = "shadow"
+
+
+class Quoting(StrEnum):
+    """What of the judged text stands in the audit row."""
+
+    NONE = "none"
+    FULL = "full"
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,42 +72,31 @@ class Threshold:
 
 # A rule: thresholds with the strongest action first.
 Rule = tuple[Threshold, ...]
-Rules = Mapping[tuple[Direction, Category], Rule]
+# By direction and category, or type of span (`detectors/kinds.py`): the type is asked first.
+Rules = Mapping[tuple[Direction, str], Rule]
+
+_ASKED = {
+    Direction.PROMPT: (Direction.PROMPT,),
+    Direction.DOCUMENT: (Direction.DOCUMENT, Direction.PROMPT),
+    Direction.REPLY: (Direction.REPLY,),
+}
 
 
-@dataclass(frozen=True, slots=True)
-class Regime:
-    """The rules that hold for one tier in one jurisdiction.
+def direction_of(audience: Audience) -> Direction:
+    """The direction whose rules hold for a text."""
+    if audience is Audience.REPLY:
+        return Direction.REPLY
+    return Direction.DOCUMENT if audience is Audience.TOOL else Direction.PROMPT
 
-    Attributes:
-        window_token_count: W, range [1, WINDOW_TOKEN_COUNT_MAX].
-        unrecorded: what happens when the audit store is away.
-        rules: by direction and category; what has no rule is allowed.
-    """
 
-    window_token_count: int
-    unrecorded: Unrecorded
-    rules: Rules
-
-    def action(self, direction: Direction, finding: Finding) -> Action:
-        """What is done about one finding."""
-        for threshold in self.rules.get((direction, finding.category), ()):
-            if finding.score >= threshold.score:
-                return threshold.action
-        return Action.ALLOW
-
-    def halts(self, direction: Direction, finding: Finding) -> bool:
-        """True when the finding ends the turn."""
-        return self.action(direction, finding) in HALTING
-
-    def judge(self, direction: Direction, findings: Iterable[Finding]) -> "Judgement":
-        """The strongest action over `findings`; of equals, the first one decides."""
-        action, category = Action.ALLOW, None
-        for finding in findings:
-            one = self.action(direction, finding)
-            if one > action:
-                action, category = one, finding.category
-        return Judgement(action, category)
+def _action(rules: Rules, direction: Direction, finding: Finding) -> Action:
+    for asked in _ASKED[direction]:
+        for word in (finding.detector, finding.category):
+            rule = rules.get((asked, word))
+            if rule is None:
+                continue
+            return next((one.action for one in rule if finding.score >= one.score), Action.ALLOW)
+    return Action.ALLOW
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +107,112 @@ class Judgement:
     category: Category | None
 
 
+def _judge(rules: Rules, findings: Iterable[tuple[Direction, Finding]]) -> Judgement:
+    action, category = Action.ALLOW, None
+    for direction, finding in findings:
+        one = _action(rules, direction, finding)
+        if one > action:
+            action, category = one, finding.category
+    return Judgement(action, category)
+
+
 @dataclass(frozen=True, slots=True)
+class Regime:
+    """The rules that hold for one account.
+
+    Attributes:
+        window_token_count: W, range [1, WINDOW_TOKEN_COUNT_MAX].
+        unrecorded: what happens when the audit store is away.
+        unjudged: what happens when the classifier behind the rules gives no answer.
+        quoting: what of the text stands in the audit.
+        rules: those in force; what has no rule is allowed.
+        shadow: those that are only recorded; None: there are none.
+    """
+
+    window_token_count: int = 1
+    unrecorded: Failure = Failure.CLOSED
+    unjudged: Failure = Failure.CLOSED
+    quoting: Quoting = Quoting.NONE
+    rules: Rules = field(default_factory=dict)
+    shadow: Rules | None = None
+
+    def action(self, direction: Direction, finding: Finding) -> Action:
+        """What is done about one finding."""
+        return _action(self.rules, direction, finding)
+
+    def halts(self, direction: Direction, finding: Finding) -> bool:
+        """True when the finding ends the turn."""
+        return self.action(direction, finding) in HALTING
+
+    def judge(self, direction: Direction, findings: Iterable[Finding]) -> Judgement:
+        """The strongest action over `findings`; of equals, the first one decides."""
+        return self.judge_all((direction, finding) for finding in findings)
+
+    def judge_all(self, findings: Iterable[tuple[Direction, Finding]]) -> Judgement:
+        """As `judge`, each finding with the direction of its text."""
+        return _judge(self.rules, findings)
+
+    def judge_shadow(self, findings: Iterable[tuple[Direction, Finding]]) -> Judgement | None:
+        """What the rules in the shadow would have done; None: there are none."""
+        return None if self.shadow is None else _judge(self.shadow, findings)
+
+    def acted_on(self, direction: Direction) -> frozenset[str]:
+        """Categories and types that halt or mask a text from some score on."""
+        return self._with(direction, frozenset({Action.REDACT, *HALTING}))
+
+    def redacted(self, direction: Direction) -> frozenset[str]:
+        """Categories and types that are masked from some score on."""
+        return self._with(direction, frozenset({Action.REDACT}))
+
+    def _with(self, direction: Direction, actions: frozenset[Action]) -> frozenset[str]:
+        def has(word: str) -> bool:
+            rule = self.rules.get((direction, word), ())
+            return any(threshold.action in actions for threshold in rule)
+
+        kinds = (
+            kind
+            for kind, category in CATEGORIES.items()
+            if has(kind if (direction, kind) in self.rules else category)
+        )
+        return frozenset([*kinds, *filter(has, Category)])
+
+
+@dataclass(frozen=True, slots=True)
+class Override:
+    """What one entry of a policy says; None and absent keys leave what was before."""
+
+    window_token_count: int | None = None
+    unrecorded: Failure | None = None
+    unjudged: Failure | None = None
+    quoting: Quoting | None = None
+    mode: Mode | None = None
+    rules: Rules = field(default_factory=dict)
+    shadow: Rules = field(default_factory=dict)
+
+    def under(self, other: "Override | None") -> "Override":
+        """This with `other` written over it."""
+        if other is None:
+            return self
+        named = ("window_token_count", "unrecorded", "unjudged", "quoting", "mode")
+        given = {name: value for name in named if (value := getattr(other, name)) is not None}
+        rules, shadow = {**self.rules, **other.rules}, {**self.shadow, **other.shadow}
+        return replace(self, **given, rules=rules, shadow=shadow)
+
+    def regime(self) -> Regime:
+        """The rules in force; in shadow mode none are, and all of them stand in the shadow."""
+        shadowing = self.mode is Mode.SHADOW
+        candidate = {**self.rules, **self.shadow}
+        return Regime(
+            self.window_token_count or 1,
+            self.unrecorded or Failure.CLOSED,
+            self.unjudged or Failure.CLOSED,
+            self.quoting or Quoting.NONE,
+            {} if shadowing else self.rules,
+            candidate if shadowing or self.shadow else None,
+        )
+
+
+@dataclass(frozen=True)
 class Policy:
     """A checked policy.
 
@@ -110,112 +220,40 @@ class Policy:
         version: the author's name for it.
         digest: SHA-256 of its text, lower-case hex.
         terms: the operator's own phrases by category.
+        allowed: texts that are no finding, in lower case; `*` stands for any characters.
         messages: what a person is told by category; "" is the key of all others.
-        tiers: regime by tier, where no jurisdiction has its own.
-        local: regime by (tier, jurisdiction).
+        replacement: what stands where a span was masked; "{type}" is its type.
+        base, tiers, jurisdictions, accounts: what holds for whom, the later ones stronger.
     """
 
     version: str
     digest: str
     terms: Mapping[Category, tuple[str, ...]]
+    allowed: tuple[str, ...]
     messages: Mapping[str, str]
-    tiers: Mapping[str, Regime]
-    local: Mapping[tuple[str, str], Regime]
+    replacement: str
+    base: Override
+    tiers: Mapping[str, Override]
+    jurisdictions: Mapping[str, Override]
+    accounts: Mapping[str, Override]
+    _regimes: dict[tuple[str, str, str], Regime] = field(default_factory=dict, repr=False)
 
-    def regime(self, tier: str, jurisdiction: str = "") -> Regime:
-        """The regime of a known tier; an unknown jurisdiction has no rules of its own."""
-        return self.local.get((tier, jurisdiction), self.tiers[tier])
+    def regime(self, tier: str, jurisdiction: str = "", account_id: str = "") -> Regime:
+        """The rules for a known tier; others than the named countries and accounts add nothing."""
+        # Only what the policy names becomes a key, so that the table stays as small as the policy.
+        country = jurisdiction if jurisdiction in self.jurisdictions else ""
+        account = account_id if account_id in self.accounts else ""
+        key = (tier, country, account)
+        if key not in self._regimes:
+            found = self.base.under(self.tiers.get(tier)).under(self.jurisdictions.get(country))
+            self._regimes[key] = found.under(self.accounts.get(account)).regime()
+        return self._regimes[key]
 
     def message(self, category: Category) -> str:
         """What the person is told about a refusal."""
-        return self.messages.get(category, self.messages[""])
+        text = self.messages.get(category, self.messages[""])
+        return text.format(category=category.replace("_", " "))
 
-
-_CATEGORIES = frozenset(Category)
-_ACTIONS = {action.name.lower(): action for action in Action if action is not Action.ALLOW}
-_REGIME_KEYS = frozenset({"window_token_count", "audit_failure", "prompt", "reply"})
-_ALWAYS = "allow"
-
-
-def read(text: str, file: str) -> Policy:
-    """Checks a policy document; raises DocumentError with file, line and remedy."""
-    required = frozenset({"version", "message", "base"})
-    optional = frozenset({"messages", "terms", "tiers", "jurisdictions"})
-    top = parse(text, file).mapping(required | optional, required)
-    base_value = top["base"]
-    base_value.mapping(_REGIME_KEYS, _REGIME_KEYS)
-    nothing = Regime(1, Unrecorded.CLOSED, {})
-    base = _regime(base_value, nothing)
-    overrides = _named(top.get("tiers"), frozenset(TIERS))
-    tiers = {tier: _regime(overrides.get(tier), base) for tier in TIERS}
-    local = {
-        (tier, country): _regime(value, tiers[tier])
-        for country, value in _named(top.get("jurisdictions"), None).items()
-        for tier in TIERS
-    }
-    version = top["version"].text()
-    if len(version) > VERSION_LENGTH_MAX:
-        top["version"].fail("the version is too long", f"use {VERSION_LENGTH_MAX} characters")
-    messages = {
-        word: value.text() for word, value in _named(top.get("messages"), _CATEGORIES).items()
-    }
-    return Policy(
-        version=version,
-        digest=hashlib.sha256(text.encode()).hexdigest(),
-        terms={
-            Category(word): tuple(value.texts())
-            for word, value in _named(top.get("terms"), _CATEGORIES).items()
-        },
-        messages={"": top["message"].text(), **messages},
-        tiers=tiers,
-        local=local,
-    )
-
-
-def _named(value: Value | None, allowed: frozenset[str] | None) -> dict[str, Value]:
-    """The pairs of an optional mapping; without `allowed`, the keys are country codes."""
-    if value is None:
-        return {}
-    pairs = dict(value.items())
-    if allowed is not None:
-        return value.mapping(allowed, frozenset())
-    for word, child in pairs.items():
-        if not (len(word) == 2 and word.isascii() and word.isalpha() and word.isupper()):  # noqa: PLR2004 - alpha-2
-            child.fail(f"{word} is no country", "use ISO 3166-1 alpha-2 such as DE")
-    return pairs
-
-
-def _regime(value: Value | None, under: Regime) -> Regime:
-    """The regime `under` with the overrides of `value`."""
-    if value is None:
-        return under
-    entry = value.mapping(_REGIME_KEYS, frozenset())
-    window, unrecorded = under.window_token_count, under.unrecorded
-    if "window_token_count" in entry:
-        window = entry["window_token_count"].integer(1, WINDOW_TOKEN_COUNT_MAX)
-    if "audit_failure" in entry:
-        unrecorded = Unrecorded(entry["audit_failure"].word(frozenset(Unrecorded)))
-    rules = dict(under.rules)
-    for direction in Direction:
-        for word, rule in _named(entry.get(direction), _CATEGORIES).items():
-            rules[direction, Category(word)] = _rule(rule)
-    return Regime(window, unrecorded, rules)
-
-
-def _rule(value: Value) -> Rule:
-    """`block` (from any score on), `allow`, or `{flag: 0.3, block: 0.8}`."""
-    words = frozenset(_ACTIONS)
-    if not value.is_mapping:
-        word = value.word(words | {_ALWAYS})
-        return () if word == _ALWAYS else (Threshold(0.0, _ACTIONS[word]),)
-    pairs = value.mapping(words, frozenset())
-    thresholds = [Threshold(score.probability(), _ACTIONS[word]) for word, score in pairs.items()]
-    thresholds.sort(key=lambda one: one.action, reverse=True)
-    for stronger, milder in itertools.pairwise(thresholds):
-        if milder.score >= stronger.score:
-            value.fail(
-                f"{milder.action.name.lower()} needs a lower score than "
-                f"{stronger.action.name.lower()}",
-                "give the stronger action the higher score",
-            )
-    return tuple(thresholds)
+    def mask(self, kind: str) -> str:
+        """What stands where a span of type `kind` was."""
+        return self.replacement.format(type=kind)

@@ -11,7 +11,8 @@ from prometheus_client import Counter, Gauge
 from mesh.chassis.errors import MeshError
 from safety_svc.detectors.rulebook import Detectors, house_rules
 from safety_svc.document import DocumentError
-from safety_svc.policy import Policy, read
+from safety_svc.policy import Policy
+from safety_svc.policy_file import read
 
 POLICY_BYTE_COUNT_MAX = 1 << 20
 
@@ -26,6 +27,12 @@ class Published:
 
     policy: Policy
     detectors: Detectors
+
+
+def published(text: str, file: str) -> Published:
+    """Checks a policy document and makes its detectors; raises DocumentError."""
+    policy = read(text, file)
+    return Published(policy, Detectors(house_rules(), policy.terms, policy.allowed))
 
 
 class PolicySource:
@@ -65,15 +72,14 @@ class PolicySource:
             return False
         self._seen = data
         try:
-            policy = read(data.decode(), str(self._path))
-            published = Published(policy, Detectors(house_rules(), policy.terms))
+            found = published(data.decode(), str(self._path))
         except (DocumentError, UnicodeDecodeError) as error:
             self._refuse(str(error))
             return False
-        self._published = published
+        self._published = found
         _reads.labels("published").inc()
         _loaded.set(1)
-        _log.info("policy_published", version=policy.version, digest=policy.digest)
+        _log.info("policy_published", version=found.policy.version, digest=found.policy.digest)
         return True
 
     async def follow(self, interval_s: float) -> None:

@@ -1,22 +1,19 @@
 """Judging a conversation before any work is spent on it. Pure."""
 
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Iterable, Sequence
 
-from safety_svc.detectors.base import Audience, Finding, Scanner, byte_count
-from safety_svc.detectors.rulebook import Detectors
-from safety_svc.policy import Direction, Judgement, Regime
+from safety_svc.classifier.labels import ATTACKS
+from safety_svc.detectors.base import Audience, Finding, PromptFinding, Scanner, byte_count
+from safety_svc.detectors.rulebook import NAME_POLICY_TERMS, Detectors
+from safety_svc.policy import Action, Direction, Judgement, Regime, direction_of
 from safety_svc.screen import FINDING_COUNT_MAX
 
-# Findings kept of one message: what is beyond does not change the decision by rules.
+# Findings kept of one message: what is beyond does not change the decision by rules. What is
+# masked is kept whole.
 MESSAGE_FINDING_COUNT_MAX = 256
-
-
-class PromptFinding(NamedTuple):
-    """A finding and the message in which it stands."""
-
-    message_index: int
-    finding: Finding
+# From this score on a classifier agrees with a rule that sees an attack; and the score of the
+# rule's finding without it.
+AGREED_SCORE, DOUBTED_SCORE = 0.2, 0.45
 
 
 class PromptScreener:
@@ -24,21 +21,23 @@ class PromptScreener:
 
     Every message is judged, each by the rules of its author's role: whoever sends the
     conversation wrote all of it, earlier turns too. Of equally strong findings the one in the
-    last user message decides.
+    last user message decides. A classifier's findings come in through `add`, before `end`.
     """
 
     def __init__(self, regime: Regime, detectors: Detectors) -> None:
         self._regime, self._detectors = regime, detectors
         self._scanners: Sequence[Scanner] = ()
         self._index = self._last_user = -1
-        self._found: list[PromptFinding] = []
         self._found_here: set[Finding] = set()
+        self.found: list[PromptFinding] = []
+        self.directions: list[Direction] = []
         self.byte_count = 0
 
     def message(self, index: int, audience: Audience) -> None:
-        """Begins the next message."""
+        """Begins the next message; indices count from 0."""
         self._close()
         self._index = index
+        self.directions.append(direction_of(audience))
         if audience is Audience.USER:
             self._last_user = index
         self._scanners = self._detectors.scanners(audience)
@@ -48,16 +47,40 @@ class PromptScreener:
         self.byte_count += byte_count(text)
         self._scan(text, final=False)
 
+    def add(self, findings: Iterable[PromptFinding], *, judged: bool = False) -> None:
+        """Takes what a classifier found in the messages that were given.
+
+        Args:
+            findings: of the classifier.
+            judged: True when it read them all. Then an attack on the model that the rules alone
+                see is only a suspicion: such words are quoted more often than they are meant.
+        """
+        self._close()
+        found = list(findings)
+        if judged:
+            attacked = {
+                index
+                for index, one in found
+                if one.category in ATTACKS and one.score >= AGREED_SCORE
+            }
+            self.found = [
+                one if one.message_index in attacked else _doubted(one) for one in self.found
+            ]
+        self.found += found
+
     def end(self) -> tuple[Judgement, list[PromptFinding]]:
         """Returns the decision and its grounds, the strongest first, at most 32."""
         self._close()
-        ordered = sorted(self._found, key=self._weight)
-        judgement = self._regime.judge(Direction.PROMPT, (one.finding for one in ordered))
+        ordered = sorted(self.found, key=self._weight)
+        judgement = self._regime.judge_all((self._direction(one), one.finding) for one in ordered)
         return judgement, ordered[:FINDING_COUNT_MAX]
+
+    def _direction(self, found: PromptFinding) -> Direction:
+        return self.directions[found.message_index]
 
     def _weight(self, found: PromptFinding) -> tuple[object, ...]:
         index, finding = found
-        action = self._regime.action(Direction.PROMPT, finding)
+        action = self._regime.action(self._direction(found), finding)
         return -action, -finding.score, index != self._last_user, -index, finding
 
     def _scan(self, text: str, *, final: bool) -> None:
@@ -66,10 +89,21 @@ class PromptScreener:
 
     def _close(self) -> None:
         """Ends the message in hand."""
+        if self._index < 0:
+            return
         self._scan("", final=True)
-        here = sorted(self._found_here)
-        halting = [one for one in here if self._regime.halts(Direction.PROMPT, one)]
-        kept = dict.fromkeys([*halting[:1], *here[:MESSAGE_FINDING_COUNT_MAX]])
-        self._found += [PromptFinding(self._index, finding) for finding in kept]
+        here, direction = sorted(self._found_here), self.directions[self._index]
+        halting = [one for one in here if self._regime.halts(direction, one)]
+        masked = [one for one in here if self._regime.action(direction, one) is Action.REDACT]
+        kept = dict.fromkeys([*halting[:1], *masked, *here[:MESSAGE_FINDING_COUNT_MAX]])
+        self.found += [PromptFinding(self._index, finding) for finding in kept]
         self._found_here = set()
         self._scanners = ()
+
+
+def _doubted(found: PromptFinding) -> PromptFinding:
+    """The finding of a rule with the score of a suspicion, if it is an attack on the model."""
+    index, finding = found
+    if finding.category not in ATTACKS or finding.detector == NAME_POLICY_TERMS:
+        return found
+    return PromptFinding(index, finding._replace(score=min(finding.score, DOUBTED_SCORE)))

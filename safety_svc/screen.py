@@ -1,18 +1,23 @@
-"""Judging prompts and, while they stream, answers. Pure: no clock, no I/O.
+"""Judging answers while they stream. Pure: no clock, no I/O.
 
 The exposure of a streamed answer, exactly. Let a finding that halts begin at byte s, and let t be
 the first token of the delta that brings byte s. When the halt is given,
 
-1. of a key or a card number no byte at or after s has left, and of a phrase at most the first
-   three letters;
+1. of a key, a card number or another span of personal data no byte at or after s has left, and of
+   a phrase at most the first three letters;
 2. of a pattern that begins with ordinary words ("how to … pipe bomb") only deltas that end within
    W tokens, counted from t, t included, have left;
-3. of text that a windowed detector judges, only deltas that end within W tokens of the text that
-   it had judged before and not objected to.
+3. of text that the classifier judges, only deltas that end within W tokens of the text that it had
+   judged before and not objected to.
 
-So at most W unjudged tokens leave, whatever the answer and however it is cut. Clean text leaves
-at once, except an unfinished word or number that may be the beginning of a finding (usually until
-the next token). The verdict and its offset are the same for every cut of the same text.
+So at most W unjudged tokens leave, whatever the answer, however it is cut, and however long the
+classifier takes. Clean text leaves at once, except an unfinished word or number that may be the
+beginning of a finding (usually until the next token). The verdict and its offset are the same for
+every cut of the same text: findings are decided in the order in which the text decides them, and
+one that stands behind a look of the classifier waits for it.
+
+What the policy redacts is masked on the way: no release ends inside a masked span, and the released
+text is what masking the whole answer would give.
 """
 
 from collections import deque
@@ -20,6 +25,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from safety_svc.detectors.base import NOWHERE, Finding, Scanner, byte_count
+from safety_svc.detectors.windowed import (
+    STRIDE_LENGTH_MIN,
+    STRIDE_LENGTH_PER_TOKEN,
+    Look,
+    Windows,
+)
+from safety_svc.masking import Mask, mask_of, merged
 from safety_svc.policy import Action, Direction, Judgement, Regime
 
 FINDING_COUNT_MAX = 32
@@ -29,9 +41,10 @@ PIECE_LENGTH = 16_384
 
 @dataclass(frozen=True, slots=True)
 class Released:
-    """Bytes of the answer before `offset` may leave; it never falls."""
+    """Bytes of the answer before `offset` may leave, masked; it never falls."""
 
     offset: int
+    masks: Sequence[Mask] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,36 +57,57 @@ class Halted:
 
 @dataclass(frozen=True, slots=True)
 class Passed:
-    """The answer is complete; all of it may leave (masked, when the judgement is to redact)."""
+    """The answer is complete; all of it may leave, what had not yet left with these masks."""
 
     judgement: Judgement
+    masks: Sequence[Mask] = ()
+
+
+Outcome = Released | Halted | Passed
 
 
 class ReplyScreener:
     """Screens one answer. Use: `resume` at most once, `delta` any number of times, `end` once.
 
+    After each of them `looks` are due, if a classifier takes part; give each of them back through
+    `judged`, in any order. `Halted` or `Passed` comes once, from whichever call decides.
+
     Args:
         regime: the rules in force for this answer, from its start to its end.
         scanners: fresh scanners for replies.
+        stride_min: fewest characters between two looks of the classifier; 0: none takes part.
+        masking: whether the caller masks while it releases; if not, all text from the first masked
+            span on is held back to the end.
     """
 
-    def __init__(self, regime: Regime, scanners: Sequence[Scanner]) -> None:
-        self._regime = regime
-        self._scanners = scanners
+    def __init__(
+        self,
+        regime: Regime,
+        scanners: Sequence[Scanner],
+        *,
+        stride_min: int = 0,
+        masking: bool = True,
+    ) -> None:
+        self._regime, self._scanners, self._masking = regime, scanners, masking
+        self._windows = Windows(max(stride_min, stride_of(regime))) if stride_min else None
+        self._due: list[Look] = []
+        self._pending: dict[Look, None] = {}  # in the order of the text, the due ones too
+        self._judged = NOWHERE if self._windows is None else 0  # the classifier read up to here
+        self._undecided: list[Finding] = []
         self._findings: list[Finding] = []
+        self._masks: list[Mask] = []  # not delivered
         self._origin = 0  # bytes released before this stream: context, never cut
         self._byte_count = 0
         self._token_count = 0
         self._released = 0
-        self._redact_from = NOWHERE
+        self._ended = self._over = False
         # Ends of deltas that may still matter: (bytes, tokens) after each.
         self._ends: deque[tuple[int, int]] = deque([(0, 0)])
 
     @property
     def findings(self) -> list[Finding]:
         """What was found until now, offsets in bytes of the answer, the strongest first."""
-        shifted = (_shift(finding, self._origin) for finding in self._findings)
-        return strongest(shifted)
+        return strongest(_shift(finding, self._origin) for finding in self._findings)
 
     @property
     def byte_count(self) -> int:
@@ -85,46 +119,88 @@ class ReplyScreener:
         """Tokens of the answer until now."""
         return self._token_count
 
+    @property
+    def pending_count(self) -> int:
+        """Looks that were not given back."""
+        return len(self._pending)
+
     def resume(self, released_text: str) -> None:
         """Takes the text that left before; what it holds by itself is not judged again."""
         for scanner in self._scanners:
             scanner.feed(released_text)
+        if self._windows:
+            self._windows.feed(released_text)
         self._origin = self._byte_count = self._released = byte_count(released_text)
         self._ends = deque([(self._origin, 0)])
 
-    def delta(self, text: str, token_count: int) -> Released | Halted | None:
+    def delta(self, text: str, token_count: int) -> Outcome | None:
         """Takes more of the answer; None when nothing new may leave."""
         self._byte_count += byte_count(text)
         self._token_count += token_count
         self._ends.append((self._byte_count, self._token_count))
-        found = [finding for scanner in self._scanners for finding in scanner.feed(text)]
-        if found:
-            halted = self._judge(found)
-            if halted:
-                return halted
-        limit = min(self._limit(), self._redact_from)
+        return self._take(text)
+
+    def end(self) -> Outcome | None:
+        """Takes the end; None when looks must come back first."""
+        self._ended = True
+        return self._take("")
+
+    def looks(self) -> list[Look]:
+        """What the classifier is to judge, each once."""
+        due, self._due = self._due, []
+        return due
+
+    def judged(self, look: Look, findings: Iterable[Finding]) -> Outcome | None:
+        """Takes the findings in a look, placed as in its text."""
+        if self._over:
+            return None
+        del self._pending[look]
+        placed = (look.placed(finding) for finding in findings)
+        self._undecided += [finding for finding in placed if finding]
+        return self._step()
+
+    def _take(self, text: str) -> Outcome | None:
+        if self._over:
+            return None
+        for scanner in self._scanners:
+            self._undecided += scanner.feed(text, final=self._ended)
+        if self._windows:
+            looks = self._windows.feed(text, final=self._ended)
+            self._due += looks
+            self._pending.update(dict.fromkeys(looks))
+        return self._step()
+
+    def _step(self) -> Outcome | None:
+        """Decides what can be decided, and says what may leave."""
+        halted = self._decide()
+        if halted or (self._ended and not self._pending):
+            self._over = True
+            judgement = self._regime.judge(Direction.REPLY, self._findings)
+            return halted or Passed(judgement, self._delivered(self._byte_count))
+        limit = self._limit()
         if limit <= self._released:
             return None
         self._released = limit
-        return Released(limit - self._origin)
+        return Released(limit - self._origin, self._delivered(limit))
 
-    def end(self) -> Halted | Passed:
-        """Judges what is left; afterwards all of the answer may leave, or nothing more."""
-        found = [f for scanner in self._scanners for f in scanner.feed("", final=True)]
-        return self._judge(found) or Passed(self._regime.judge(Direction.REPLY, self._findings))
-
-    def _judge(self, found: list[Finding]) -> Halted | None:
-        """Notes findings in the order in which the text decides them, up to the first halt."""
-        for finding in sorted(found):
+    def _decide(self) -> Halted | None:
+        """Acts on findings in the order in which the text decides them, up to the first halt."""
+        if not self._undecided:
+            return None
+        horizon = min((look.settled_at for look in self._pending), default=NOWHERE)
+        ready = sorted(one for one in self._undecided if one.settled_at < horizon)
+        self._undecided = [one for one in self._undecided if one.settled_at >= horizon]
+        for finding in ready:
             if finding.end <= self._origin:
                 continue
+            self._note(finding)
+            action = self._regime.action(Direction.REPLY, finding)
             if self._regime.halts(Direction.REPLY, finding):
-                self._note(finding)
                 judgement = self._regime.judge(Direction.REPLY, [finding])
                 return Halted(max(finding.start - self._origin, 0), judgement)
-            if self._regime.action(Direction.REPLY, finding) is Action.REDACT:
-                self._redact_from = min(self._redact_from, max(finding.start, self._released))
-            self._note(finding)
+            if action is Action.REDACT and finding.end > self._released:
+                start = max(finding.start, self._released)
+                self._masks = merged([*self._masks, mask_of(finding)._replace(start=start)])
         return None
 
     def _note(self, finding: Finding) -> None:
@@ -137,16 +213,41 @@ class ReplyScreener:
             self._findings.pop()
         self._findings.append(finding)
 
+    def _delivered(self, limit: int) -> tuple[Mask, ...]:
+        """The masks that end within `limit`, in bytes of the answer; they are given once."""
+        given = [mask for mask in self._masks if mask.end <= limit]
+        self._masks = self._masks[len(given) :]
+        origin = self._origin
+        return tuple(Mask(max(start - origin, 0), end - origin, kind) for start, end, kind in given)
+
     def _limit(self) -> int:
         """Up to which byte the exposure allows text to leave."""
-        strong, weak = NOWHERE, NOWHERE
+        strong, weak = NOWHERE, self._unjudged()
         for scanner in self._scanners:
             one = scanner.open()
             strong, weak = min(strong, one.strong), min(weak, one.weak)
+        for finding in self._undecided:
+            if self._regime.action(Direction.REPLY, finding) >= Action.REDACT:
+                strong = min(strong, finding.start)
         limit = min(self._byte_count, strong)
         if weak < limit:
             limit = max(min(limit, self._window_end(weak)), self._released)
         self._forget(min(weak, limit))
+        return self._outside_masks(limit)
+
+    def _unjudged(self) -> int:
+        """From which byte on the classifier has read nothing; NOWHERE when there is none."""
+        if self._windows is None:
+            return NOWHERE
+        first = next(iter(self._pending), None)
+        self._judged = max(self._judged, first.known if first else self._windows.seen)
+        return self._judged if self._judged < self._byte_count else NOWHERE
+
+    def _outside_masks(self, limit: int) -> int:
+        """`limit`, or the start of the mask that it would cut."""
+        for start, end, _ in self._masks:
+            if start < limit and (end > limit or not self._masking):
+                return start
         return limit
 
     def _window_end(self, start: int) -> int:
@@ -165,6 +266,11 @@ class ReplyScreener:
         """Drops the ends of deltas that lie wholly before `before`, except the last of them."""
         while len(self._ends) > 1 and self._ends[1][0] <= before:
             self._ends.popleft()
+
+
+def stride_of(regime: Regime) -> int:
+    """Characters between two looks: so few that a look is due before W tokens are spent."""
+    return max(STRIDE_LENGTH_MIN, STRIDE_LENGTH_PER_TOKEN * regime.window_token_count)
 
 
 def strongest(findings: Iterable[Finding]) -> list[Finding]:

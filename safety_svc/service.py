@@ -1,46 +1,57 @@
-"""SafetyService over gRPC: proto <-> domain, and the audit row before every answer."""
+"""SafetyService over gRPC: every decision with its audit row before it is answered."""
 
 import asyncio
-import re
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from datetime import UTC, datetime
 from typing import Any, TypeAlias
 
 import grpc
+import structlog
 from prometheus_client import Counter, Histogram
 from ulid import ULID
 
 from chatmesh.safety.v1 import safety_pb2 as pb
 from chatmesh.safety.v1.safety_pb2_grpc import SafetyServiceServicer
 from mesh.chassis.errors import MeshError
-from safety_svc.audit import Audit, Grounds, decision
-from safety_svc.detectors.base import Audience
-from safety_svc.policy import TIERS, Action, Direction
+from safety_svc import wire
+from safety_svc.audit import Audit, Ended, Grounds, Judge, decision
+from safety_svc.backends.base import Backend, BackendError
+from safety_svc.classifier.labels import NAME as CLASSIFIER
+from safety_svc.detectors.base import PromptFinding, Turn
+from safety_svc.masking import Mask, TooManyMasksError, prompt_masks
+from safety_svc.policy import (
+    TIERS,
+    Action,
+    Direction,
+    Failure,
+    Judgement,
+    Quoting,
+    Regime,
+)
 from safety_svc.policy_source import PolicySource, Published
-from safety_svc.prompt import PromptFinding, PromptScreener
-from safety_svc.screen import Halted, Passed, Released, ReplyScreener, pieces
+from safety_svc.prompt import PromptScreener
+from safety_svc.reply import ReplySession
+from safety_svc.screen import Halted, Passed, pieces
 
-MESSAGE_COUNT_MAX = 4_096
-CONTENT_BYTE_COUNT_MAX = 1 << 20
-REPLY_BYTE_COUNT_MAX = 4 << 20
-CHOICE_INDEX_MAX = 3
-DELTA_TOKEN_COUNT_MAX = 1 << 20
+# Streams whose callers have gone are recorded behind them.
+LEFT_STREAM_COUNT_MAX = 4_096
 
 # The stubs want type arguments; the class takes none at run time.
 Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 
-_ID = re.compile(r"[!-~]{1,128}")
-_COUNTRY = re.compile(r"(?:[A-Z]{2})?")
-_AUDIENCES = {
-    pb.ROLE_UNSPECIFIED: Audience.USER,
-    pb.ROLE_SYSTEM: Audience.SYSTEM,
-    pb.ROLE_USER: Audience.USER,
-    pb.ROLE_ASSISTANT: Audience.ASSISTANT,
-    pb.ROLE_TOOL: Audience.TOOL,
-}
-
+_log = structlog.get_logger()
 _decisions = Counter(
     "chatmesh_safety_decisions_total", "Decisions.", ["direction", "action", "category"]
+)
+_shadow = Counter(
+    "chatmesh_safety_shadow_disagreements_total",
+    "Decisions that the rules in the shadow would have made otherwise.",
+    ["direction", "action", "shadow_action", "shadow_category"],
+)
+_unjudged = Counter(
+    "chatmesh_safety_unjudged_total",
+    "Texts that the classifier did not judge, by what the policy made of it.",
+    ["direction", "consequence"],
 )
 _prompt_seconds = Histogram(
     "chatmesh_safety_screen_prompt_seconds",
@@ -55,57 +66,81 @@ class SafetyService(SafetyServiceServicer):
     Args:
         policies: the policy in force.
         audit: where decisions are recorded.
+        backend: the classifier behind the rules; None: they judge alone.
     """
 
-    def __init__(self, policies: PolicySource, audit: Audit) -> None:
-        self._policies = policies
-        self._audit = audit
+    def __init__(
+        self, policies: PolicySource, audit: Audit, backend: Backend | None = None
+    ) -> None:
+        self._policies, self._audit, self._backend = policies, audit, backend
+        self._leaving: set[asyncio.Task[None]] = set()
+
+    async def finish(self) -> None:
+        """Returns when every stream that was left has its row."""
+        if self._leaving:
+            await asyncio.wait(self._leaving)
 
     async def ScreenPrompt(  # noqa: N802 - the contract's name
         self, request: pb.ScreenPromptRequest, context: Context
     ) -> pb.ScreenPromptResponse:
         """See the contract."""
         published = self._policies.current
-        _check_subject(request.subject)
-        _check_messages(request)
-        regime = published.policy.regime(request.subject.tier, request.subject.jurisdiction)
+        wire.check_subject(request.subject)
+        wire.check_messages(request)
+        regime = _regime(published, request.subject)
         screener = PromptScreener(regime, published.detectors)
         with _prompt_seconds.time():
-            for index, message in enumerate(request.messages):
-                screener.message(index, _AUDIENCES.get(message.role, Audience.USER))
-                for piece in pieces(message.content):
-                    screener.piece(piece)
-                    await asyncio.sleep(0)  # a long prompt does not hold up the streams
+            turns = [Turn(wire.audience(one.role), one.content) for one in request.messages]
+            judging = asyncio.create_task(self._judged(turns, regime))
+            try:
+                for index, turn in enumerate(turns):
+                    screener.message(index, turn.audience)
+                    for piece in pieces(turn.text):
+                        screener.piece(piece)
+                        await asyncio.sleep(0)  # a long prompt does not hold up the streams
+                found, judge = await judging
+            finally:
+                judging.cancel()
+            screener.add(found, judged=judge.name == CLASSIFIER and not judge.failed)
             judgement, findings = screener.end()
-        plain = [finding.finding for finding in findings]
-        grounds = Grounds(Direction.PROMPT, judgement, plain, screener.byte_count)
+        judgement, masks = _masked(judgement, regime, screener)
+        pairs = ((screener.directions[index], finding) for index, finding in screener.found)
+        grounds = Grounds(
+            Direction.PROMPT,
+            judgement,
+            [finding.finding for finding in findings],
+            screener.byte_count,
+            shadow=regime.judge_shadow(pairs),
+            judge=judge,
+            mask_count=sum(map(len, masks.values())),
+            quotation=_quotation(request, regime),
+        )
         audit_id = await self._record(request.subject, grounds, published)
-        verdict = _verdict(audit_id, grounds, findings, published)
+        policy = published.policy
+        sent = [one for index, kept in masks.items() for one in wire.masks_of(kept, policy, index)]
+        verdict = wire.verdict(audit_id, grounds, findings, sent, policy)
         return pb.ScreenPromptResponse(verdict=verdict)
 
-    async def ScreenReply(  # noqa: N802 - the contract's name
-        self,
-        request_iterator: AsyncIterator[pb.ScreenReplyRequest],
-        context: Context,
-    ) -> AsyncIterator[pb.ScreenReplyResponse]:
+    # Written to, not generated: looks of the classifier come back between the caller's messages.
+    async def ScreenReply(  # type: ignore[override]  # noqa: N802 - the contract's name
+        self, request_iterator: AsyncIterator[pb.ScreenReplyRequest], context: Context
+    ) -> None:
         """See the contract."""
         published = self._policies.current
-        start = await _start(request_iterator)
-        regime = published.policy.regime(start.subject.tier, start.subject.jurisdiction)
-        screener = ReplyScreener(regime, published.detectors.scanners(Audience.REPLY))
-        if start.released_text:
-            screener.resume(start.released_text)
-        async for request in request_iterator:
-            outcome = _step(screener, request)
-            if outcome is None:
-                continue
-            if isinstance(outcome, Released):
-                release = pb.Release(release_up_to_offset=outcome.offset)
-                yield pb.ScreenReplyResponse(release=release)
-                continue
-            yield await self._closed(start, screener, outcome, published)
-            return
-        raise _bad("The stream closed before `end`: send `end` after the last delta.", "end")
+        start = wire.check_start(await anext(request_iterator, None))
+        regime = _regime(published, start.subject)
+        session = ReplySession(start, regime, published, self._backend, context.write)
+        try:
+            outcome = await session.run(request_iterator)
+        except BaseException as error:
+            ended = Ended.LEFT if _is_gone(error) else Ended.FAILED
+            if isinstance(error, MeshError) and error.reason == "BACKEND_UNAVAILABLE":
+                _unjudged.labels(Direction.REPLY, "refused").inc()
+            self._leave(start, session, regime, published, ended)
+            raise
+        if session.judge.failed:
+            _unjudged.labels(Direction.REPLY, "went_on").inc()
+        await context.write(await self._closed(start, session, outcome, published))
 
     async def GetPolicy(  # noqa: N802 - the contract's name
         self, request: pb.GetPolicyRequest, context: Context
@@ -115,36 +150,75 @@ class SafetyService(SafetyServiceServicer):
         return pb.GetPolicyResponse(
             policy_version=policy.version,
             policy_digest=policy.digest,
-            window_token_count={tier: policy.tiers[tier].window_token_count for tier in TIERS},
+            window_token_count={tier: policy.regime(tier).window_token_count for tier in TIERS},
         )
+
+    async def _judged(
+        self, turns: Sequence[Turn], regime: Regime
+    ) -> tuple[Sequence[PromptFinding], Judge]:
+        """What the classifier finds; raises MeshError BACKEND_UNAVAILABLE."""
+        if self._backend is None:
+            return [], Judge()
+        name, digest = self._backend.name, self._backend.digest
+        try:
+            return await self._backend.conversation(turns), Judge(name, digest)
+        except BackendError as error:
+            closed = regime.unjudged is Failure.CLOSED
+            _unjudged.labels(Direction.PROMPT, "refused" if closed else "went_on").inc()
+            if closed:
+                raise wire.unjudged() from error
+            return [], Judge(name, digest, failed=True)
 
     async def _closed(
         self,
         start: pb.ReplyStart,
-        screener: ReplyScreener,
+        session: ReplySession,
         outcome: Halted | Passed,
         published: Published,
     ) -> pb.ScreenReplyResponse:
         """Records the outcome of an answer and makes its last message."""
-        offset = outcome.offset if isinstance(outcome, Halted) else None
-        grounds = Grounds(
-            Direction.REPLY,
-            outcome.judgement,
-            screener.findings,
-            screener.byte_count,
-            start.choice_index,
-            offset,
-        )
+        grounds = _reply_grounds(start, session, outcome, published)
         audit_id = await self._record(start.subject, grounds, published)
         findings = [PromptFinding(0, finding) for finding in grounds.findings]
-        verdict = _verdict(audit_id, grounds, findings, published)
-        if offset is None:
-            return pb.ScreenReplyResponse(cleared=pb.Cleared(verdict=verdict))
-        return pb.ScreenReplyResponse(block=pb.Block(verdict=verdict, offset=offset))
+        masks = [] if isinstance(outcome, Halted) else outcome.masks
+        sent = wire.masks_of(masks, published.policy)
+        verdict = wire.verdict(audit_id, grounds, findings, sent, published.policy)
+        if isinstance(outcome, Halted):
+            return pb.ScreenReplyResponse(block=pb.Block(verdict=verdict, offset=outcome.offset))
+        return pb.ScreenReplyResponse(cleared=pb.Cleared(verdict=verdict))
+
+    def _leave(
+        self,
+        start: pb.ReplyStart,
+        session: ReplySession,
+        regime: Regime,
+        published: Published,
+        ended: Ended,
+    ) -> None:
+        """Records, behind the caller, what was found of an answer that did not come to its end."""
+        screener = session.screener
+        if not screener.byte_count:
+            return  # nothing was judged
+        if len(self._leaving) >= LEFT_STREAM_COUNT_MAX:
+            _log.error("left_stream_unrecorded", turn_id=start.subject.turn_id)
+            return
+        outcome = Passed(regime.judge(Direction.REPLY, screener.findings))
+        grounds = _reply_grounds(start, session, outcome, published, ended)
+        task = asyncio.create_task(self._record_left(start.subject, grounds, published))
+        self._leaving.add(task)
+        task.add_done_callback(self._leaving.discard)
+
+    async def _record_left(
+        self, subject: pb.Subject, grounds: Grounds, published: Published
+    ) -> None:
+        try:
+            await self._record(subject, grounds, published)
+        except MeshError as error:  # nobody waits for it: the audit has counted the refusal
+            _log.error("left_stream_unrecorded", turn_id=subject.turn_id, reason=error.reason)
 
     async def _record(self, subject: pb.Subject, grounds: Grounds, published: Published) -> str:
         """Writes the audit row and returns its id; raises MeshError when it is not accepted."""
-        regime = published.policy.regime(subject.tier, subject.jurisdiction)
+        regime = _regime(published, subject)
         row = decision(
             str(ULID()),
             datetime.now(UTC),
@@ -157,96 +231,59 @@ class SafetyService(SafetyServiceServicer):
         )
         await self._audit.record(row, regime.unrecorded)
         _decisions.labels(row.direction, row.action, row.category).inc()
+        if row.shadow_action not in (None, row.action):
+            labels = (row.direction, row.action, row.shadow_action, row.shadow_category)
+            _shadow.labels(*labels).inc()
         return row.audit_id
 
 
-async def _start(requests: AsyncIterator[pb.ScreenReplyRequest]) -> pb.ReplyStart:
-    """The first message of a stream; raises MeshError when it is another one."""
-    first = await anext(requests, None)
-    if first is None or first.WhichOneof("event") != "start":
-        raise _bad("The first message must be `start`.", "start")
-    start = first.start
-    _check_subject(start.subject)
-    if start.choice_index > CHOICE_INDEX_MAX:
-        raise _bad(f"choice_index is {start.choice_index}: use 0 to 3.", "choice_index")
-    if len(start.released_text) > REPLY_BYTE_COUNT_MAX:
-        raise _bad(f"released_text is over {REPLY_BYTE_COUNT_MAX} bytes.", "released_text")
-    return start
+def _regime(published: Published, subject: pb.Subject) -> Regime:
+    return published.policy.regime(subject.tier, subject.jurisdiction, subject.account_id)
 
 
-def _step(
-    screener: ReplyScreener, request: pb.ScreenReplyRequest
-) -> Released | Halted | Passed | None:
-    """Takes one message after `start`."""
-    event = request.WhichOneof("event")
-    if event == "end":
-        return screener.end()
-    if event != "delta":
-        raise _bad("After `start` come deltas and one `end`; open a new stream.", "event")
-    delta = request.delta
-    if not delta.text:
-        raise _bad("A delta needs at least 1 byte of text.", "text")
-    if not 1 <= delta.token_count <= DELTA_TOKEN_COUNT_MAX:
-        raise _bad("A delta needs a token_count of at least 1.", "token_count")
-    outcome = screener.delta(delta.text, delta.token_count)
-    if screener.byte_count > REPLY_BYTE_COUNT_MAX:
-        raise _bad(f"The answer is over {REPLY_BYTE_COUNT_MAX} bytes: end it earlier.", "text")
-    return outcome
+def _masked(
+    judgement: Judgement, regime: Regime, screener: PromptScreener
+) -> tuple[Judgement, dict[int, list[Mask]]]:
+    """The masks of a conversation that goes on; one that needs too many is blocked."""
+    if judgement.action is not Action.REDACT:
+        return judgement, {}
+    try:
+        return judgement, prompt_masks(regime, screener.directions, screener.found)
+    except TooManyMasksError:
+        return Judgement(Action.BLOCK, judgement.category), {}
 
 
-def _verdict(
-    audit_id: str, grounds: Grounds, findings: list[PromptFinding], published: Published
-) -> pb.Verdict:
-    """The decision as the caller sees it."""
-    action, category = grounds.judgement.action, grounds.judgement.category
-    refused = category is not None and action > Action.REDACT
-    return pb.Verdict(
-        action=pb.Action.Value(f"ACTION_{action.name}"),
-        category=_category(category) if category else pb.CATEGORY_UNSPECIFIED,
-        findings=[
-            pb.Finding(
-                category=_category(finding.category),
-                score=finding.score,
-                detector=finding.detector,
-                start_offset=finding.start,
-                end_offset=finding.end,
-                message_index=index,
-            )
-            for index, finding in findings
-        ],
-        policy_version=published.policy.version,
-        audit_id=audit_id,
-        message=published.policy.message(category) if category and refused else "",
+def _quotation(request: pb.ScreenPromptRequest, regime: Regime) -> str | None:
+    if regime.quoting is Quoting.NONE:
+        return None
+    return "\n".join(message.content for message in request.messages)
+
+
+def _reply_grounds(
+    start: pb.ReplyStart,
+    session: ReplySession,
+    outcome: Halted | Passed,
+    published: Published,
+    ended: Ended = Ended.COMPLETE,
+) -> Grounds:
+    halted = isinstance(outcome, Halted)
+    findings = session.screener.findings
+    regime = _regime(published, start.subject)
+    return Grounds(
+        Direction.REPLY,
+        outcome.judgement,
+        findings,
+        session.screener.byte_count,
+        start.choice_index,
+        outcome.offset if isinstance(outcome, Halted) else None,
+        ended=Ended.HALTED if halted else ended,
+        shadow=regime.judge_shadow((Direction.REPLY, one) for one in findings),
+        judge=session.judge,
+        mask_count=session.mask_count,
+        quotation=session.quotation,
     )
 
 
-def _category(category: str) -> pb.Category.ValueType:
-    return pb.Category.Value(f"CATEGORY_{category.upper()}")
-
-
-def _check_subject(subject: pb.Subject) -> None:
-    """Raises MeshError when a subject is out of its range."""
-    for name in ("turn_id", "account_id"):
-        if not _ID.fullmatch(getattr(subject, name)):
-            raise _bad(f"subject.{name} must be 1 to 128 visible ASCII characters.", name)
-    if subject.tier not in TIERS:
-        raise _bad(f"subject.tier must be one of {', '.join(TIERS)}.", "tier")
-    if not _COUNTRY.fullmatch(subject.jurisdiction):
-        raise _bad(
-            "subject.jurisdiction must be a country code such as DE, or empty.", "jurisdiction"
-        )
-
-
-def _check_messages(request: pb.ScreenPromptRequest) -> None:
-    """Raises MeshError when messages are out of their range."""
-    if not 1 <= len(request.messages) <= MESSAGE_COUNT_MAX:
-        raise _bad(f"messages must hold 1 to {MESSAGE_COUNT_MAX} entries.", "messages")
-    for index, message in enumerate(request.messages):
-        if len(message.content) * 4 > CONTENT_BYTE_COUNT_MAX < len(message.content.encode()):
-            raise _bad(f"messages[{index}].content is over 1 MiB: shorten it.", "content")
-
-
-def _bad(message: str, param: str) -> MeshError:
-    return MeshError(
-        grpc.StatusCode.INVALID_ARGUMENT, "BAD_REQUEST", message, metadata={"param": param}
-    )
+def _is_gone(error: BaseException) -> bool:
+    """True when the caller left, rather than something failing."""
+    return isinstance(error, asyncio.CancelledError | grpc.aio.UsageError)

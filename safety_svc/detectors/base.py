@@ -4,7 +4,7 @@ There are two kinds:
 
 - a `Detector` judges a text as a whole. This is the seam for a trained classifier.
 - a `Scanner` judges a text while it arrives, in one pass, with bounded memory. The rules are
-  scanners, and `windowed.py` makes a scanner out of any detector.
+  scanners. A streamed answer is shown to a detector window by window (`windowed.py`).
 
 All offsets are bytes of the UTF-8 text.
 """
@@ -81,6 +81,25 @@ class Open(NamedTuple):
 
     strong: int = NOWHERE
     weak: int = NOWHERE
+
+
+class Turn(NamedTuple):
+    """One message of a conversation.
+
+    Attributes:
+        audience: who wrote it.
+        text: all of it.
+    """
+
+    audience: Audience
+    text: str
+
+
+class PromptFinding(NamedTuple):
+    """A finding and the message in which it stands."""
+
+    message_index: int
+    finding: Finding
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,14 +1,17 @@
 """The rulebook: `rules.yaml`, checked, and its scanners for each audience."""
 
-from collections.abc import Mapping, Sequence
+import fnmatch
+import re
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
 from safety_svc.detectors.base import Audience, Category, Scanner
 from safety_svc.detectors.cards import CardScanner
+from safety_svc.detectors.personal import personal_scanners
 from safety_svc.detectors.secrets import SecretScanner
-from safety_svc.detectors.words import Lexicon, Pattern, Term, WordScanner
+from safety_svc.detectors.words import FREE_LENGTH, Lexicon, Pattern, Term, WordScanner
 from safety_svc.document import Value, parse
 
 RULES = Path(__file__).with_name("rules.yaml")
@@ -35,24 +38,77 @@ class Rulebook:
     terms: Sequence[tuple[str, Term, frozenset[Audience]]]
     patterns: Sequence[Pattern]
 
-    def lexicon(self, audience: Audience, extra: Mapping[Category, Sequence[str]]) -> Lexicon:
-        """The rules for one audience, with the operator's own terms."""
+    def lexicon(
+        self,
+        audience: Audience,
+        extra: Mapping[Category, Sequence[str]],
+        allowed: Sequence[str] = (),
+    ) -> Lexicon:
+        """The rules for one audience, with the operator's own terms and allowed phrases."""
         terms = [(phrase, term) for phrase, term, where in self.terms if audience in where]
         for category, phrases in extra.items():
             terms += [(phrase, Term(category, NAME_POLICY_TERMS)) for phrase in phrases]
         patterns = [pattern for pattern in self.patterns if audience in pattern.audiences]
-        return Lexicon(terms, self.classes, self.ordinary, patterns)
+        return Lexicon(terms, self.classes, [*self.ordinary, *allowed], patterns)
 
 
 class Detectors:
-    """Makes the scanners of each audience; one object for each published policy."""
+    """Makes the scanners of each audience; one object for each published policy.
 
-    def __init__(self, rulebook: Rulebook, extra: Mapping[Category, Sequence[str]]) -> None:
-        self._lexicons = {audience: rulebook.lexicon(audience, extra) for audience in Audience}
+    Args:
+        rulebook: the rules of the house.
+        extra: the operator's own phrases by category.
+        allowed: texts that are no finding, in lower case; `*` stands for any characters. As phrases
+            they shield the words inside them.
+    """
 
-    def scanners(self, audience: Audience) -> tuple[Scanner, ...]:
-        """Fresh scanners for one text."""
-        return WordScanner(self._lexicons[audience]), SecretScanner(), CardScanner()
+    def __init__(
+        self,
+        rulebook: Rulebook,
+        extra: Mapping[Category, Sequence[str]],
+        allowed: Sequence[str] = (),
+    ) -> None:
+        phrases = [text for text in allowed if "*" not in text]
+        self._lexicons = {
+            audience: rulebook.lexicon(audience, extra, phrases) for audience in Audience
+        }
+        self._terms = {term.category for _, term, _ in rulebook.terms} | set(extra)
+        patterns = [*allowed, *(_joined(text) for text in allowed)]
+        translated = (fnmatch.translate(text) for text in patterns)
+        self._allowed = re.compile("|".join(translated)) if allowed else None
+
+    def scanners(
+        self,
+        audience: Audience,
+        acted_on: Collection[str] | None = None,
+        redacted: Collection[str] = (),
+    ) -> tuple[Scanner, ...]:
+        """Fresh scanners for one text.
+
+        Args:
+            audience: whose text it is.
+            acted_on: categories and types that halt or mask it; text is held back only for them.
+                None: for all.
+            redacted: those that are masked.
+        """
+        free_length = FREE_LENGTH if self._terms.isdisjoint(redacted) else 0
+        return (
+            WordScanner(self._lexicons[audience], free_length),
+            SecretScanner(self._allows),
+            CardScanner(self._allows),
+            *personal_scanners(self._allows, acted_on),
+        )
+
+    def _allows(self, text: str) -> bool:
+        if self._allowed is None:
+            return False
+        text = text.casefold()
+        return bool(self._allowed.match(text) or self._allowed.match(_joined(text)))
+
+
+def _joined(text: str) -> str:
+    """A number without what stands between its groups."""
+    return re.sub(r"[\s\-()./]", "", text) if any(one.isdigit() for one in text) else text
 
 
 @cache

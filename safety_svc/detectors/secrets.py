@@ -9,10 +9,10 @@ import itertools
 import math
 import re
 from collections import Counter
+from collections.abc import Callable
 
 from safety_svc.detectors.base import Category, Feed, Finding, Open
-
-NAME_FORMAT, NAME_PRIVATE_KEY, NAME_ENTROPY = "secret_format", "private_key", "secret_entropy"
+from safety_svc.detectors.kinds import PRIVATE_KEY, SECRET_ENTROPY, SECRET_FORMAT
 
 BLOB_LENGTH_MAX = 512
 _BLOB = re.compile(rf"[A-Za-z0-9_\-.+/=~]{{1,{BLOB_LENGTH_MAX}}}")
@@ -171,9 +171,14 @@ class _Pem:
 
 
 class SecretScanner:
-    """Finds secrets in a text that arrives in pieces."""
+    """Finds secrets in a text that arrives in pieces.
 
-    def __init__(self) -> None:
+    Args:
+        allows: says of a secret that it is no finding.
+    """
+
+    def __init__(self, allows: Callable[[str], bool] = lambda text: False) -> None:
+        self._allows = allows
         self._feed = Feed()
         self._pem = _Pem()
         self._reach = 0  # for how many more blobs the last keyword holds
@@ -215,12 +220,13 @@ class SecretScanner:
         if self._pem.step(blob, offset):
             start = self._pem.start
             self._pem.reset()
-            return Finding(settled, start, end, Category.SECRET, NAME_PRIVATE_KEY)
+            return Finding(settled, start, end, Category.SECRET, PRIVATE_KEY)
         span = known_key(blob)
-        if span:
+        if span and not self._allows(blob[slice(*span)]):
             start, stop = offset + span[0], offset + span[1]
-            return Finding(settled, start, stop, Category.SECRET, NAME_FORMAT)
+            return Finding(settled, start, stop, Category.SECRET, SECRET_FORMAT)
         value = _value(blob, expected=expected)
-        if value is not None and looks_random(blob[value:].rstrip(".=")):
-            return Finding(settled, offset + value, end, Category.SECRET, NAME_ENTROPY)
+        drawn = None if value is None else blob[value:].rstrip(".=")
+        if value is not None and drawn and looks_random(drawn) and not self._allows(drawn):
+            return Finding(settled, offset + value, end, Category.SECRET, SECRET_ENTROPY)
         return None

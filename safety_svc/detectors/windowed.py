@@ -1,64 +1,97 @@
-"""Makes a scanner out of a detector that judges whole texts: the seam of a trained classifier.
+"""A streamed text in windows, for judges that read whole texts: the classifier's first half.
 
-Every `stride` characters the detector sees the last `lookback` ones. Both are counted in
-characters from the beginning of the text, so the verdict does not depend on how it was cut. What
-came since the last look is unjudged: of that, at most the window of the policy leaves.
+Every `stride` characters, at the next space, a look at the last `lookback` characters is due.
+Both are counted from the beginning of the text, so that the looks do not depend on how it was cut.
+What came since the last look is unjudged: of that, at most the window of the policy leaves.
 """
 
-from safety_svc.detectors.base import Context, Detector, Feed, Finding, Open
+import re
+from typing import NamedTuple
 
-STRIDE_LENGTH = 64
-LOOKBACK_LENGTH = 2_048
+from safety_svc.detectors.base import Feed, Finding
+
+# About the characters of a token, low enough that a look is due before the window W is spent: then
+# the stream flows while the classifier thinks.
+STRIDE_LENGTH_PER_TOKEN = 3
+STRIDE_LENGTH_MIN = 24
+LOOKBACK_LENGTH = 512
+# How much longer than a stride to wait for a space.
+SPACE_REACH = 16
+_SPACE = re.compile(r"\s")
 
 
-class WindowedScanner:
-    """Scans with `detector`.
+class Look(NamedTuple):
+    """A part of a text that is to be judged.
 
-    Args:
-        detector: judges a text; called once for each stride, so it sets the pace.
-        context: handed to it.
-        stride: characters between two looks, at least 1.
-        lookback: characters it sees at most, at least `stride`.
+    Attributes:
+        settled_at: offset of its last character, for the order of findings.
+        known: what lies before was judged by an earlier look.
+        start: first byte of `text`.
+        end: one past its last byte.
+        text: what is to be read.
     """
 
-    def __init__(
-        self,
-        detector: Detector,
-        context: Context,
-        stride: int = STRIDE_LENGTH,
-        lookback: int = LOOKBACK_LENGTH,
-    ) -> None:
-        self._detector, self._context = detector, context
+    settled_at: int
+    known: int
+    start: int
+    end: int
+    text: str
+
+    def placed(self, finding: Finding) -> Finding | None:
+        """A finding in `text` at its place in the whole; None when an earlier look had it."""
+        end = self.start + finding.end
+        if end <= self.known:
+            return None
+        start = max(self.known, self.start + finding.start)
+        return finding._replace(settled_at=self.settled_at, start=start, end=end)
+
+
+class Windows:
+    """Cuts a text that arrives in pieces into looks.
+
+    Args:
+        stride: characters between two looks, at least 1.
+        lookback: characters of a look at most, at least `stride` + SPACE_REACH.
+    """
+
+    def __init__(self, stride: int, lookback: int = LOOKBACK_LENGTH) -> None:
         self._stride, self._lookback = stride, lookback
         self._feed = Feed()
-        self._judged = 0  # characters of the unjudged text's feed that were seen already
+        self._seen = 0  # characters of the feed that earlier looks covered
 
-    def feed(self, piece: str, *, final: bool = False) -> list[Finding]:
-        """See `Scanner.feed`."""
+    @property
+    def seen(self) -> int:
+        """First byte that no look has covered."""
+        return self._feed.at(self._seen)
+
+    def feed(self, piece: str, *, final: bool = False) -> list[Look]:
+        """Takes the next piece; returns what is due."""
         size = len(self._feed.add(piece))
-        findings: list[Finding] = []
-        while size - self._judged >= self._stride:
-            findings += self._look(self._judged + self._stride)
-        if final and size > self._judged:
-            findings += self._look(size)
-        kept = max(0, self._judged - self._lookback)
-        self._feed.cut(kept)
-        self._judged -= kept
-        return findings
+        looks: list[Look] = []
+        while (end := self._due(size)) is not None:
+            looks.append(self._look(end))
+        if final and size > self._seen:
+            looks.append(self._look(size))
+        kept = max(0, self._seen - self._lookback)
+        if kept:
+            self._feed.cut(kept)
+            self._seen -= kept
+        return looks
 
-    def open(self) -> Open:
-        """See `Scanner.open`."""
-        unjudged = len(self._feed.text) > self._judged
-        return Open(weak=self._feed.at(self._judged)) if unjudged else Open()
+    def _due(self, size: int) -> int | None:
+        """Where the next look ends, if the text has come so far."""
+        earliest = self._seen + self._stride
+        if size < earliest:
+            return None
+        latest = earliest + SPACE_REACH
+        space = _SPACE.search(self._feed.text, earliest - 1, min(size, latest))
+        if space:
+            return space.end()
+        return latest if size >= latest else None
 
-    def _look(self, end: int) -> list[Finding]:
-        """Judges the characters before `end`; what lies wholly in the judged part is known."""
+    def _look(self, end: int) -> Look:
         feed = self._feed
         begin = max(0, end - self._lookback)
-        known, base, settled = feed.at(self._judged), feed.at(begin), feed.at(end - 1)
-        self._judged = end
-        return [
-            one._replace(settled_at=settled, start=base + one.start, end=base + one.end)
-            for one in self._detector.inspect(feed.text[begin:end], self._context)
-            if base + one.end > known
-        ]
+        known = feed.at(self._seen)
+        self._seen = end
+        return Look(feed.at(end - 1), known, feed.at(begin), feed.at(end), feed.text[begin:end])

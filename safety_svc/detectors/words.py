@@ -19,7 +19,8 @@ from safety_svc.detectors.normalise import INVISIBLE, normalise, unleet
 
 WORD_LENGTH_MAX = 64
 # So many letters of a phrase's first word may leave: an answer that begins with "I" or "The" need
-# not wait for its second token, and three letters of a bad word harm nobody.
+# not wait for its second token, and three letters of a bad word harm nobody. None may where terms
+# are masked: what is masked is masked whole.
 FREE_LENGTH = 3
 # How far before a pattern the words that rule it out may stand.
 UNLESS_REACH_WORDS = 6
@@ -100,9 +101,9 @@ class Lexicon:
     def _add(self, phrase: str, *, strong: bool = False, ordinary: bool = False) -> Node:
         """Returns the node at the end of `phrase`, made where it is missing."""
         node = self.root
-        for word in split(phrase):
+        for index, word in enumerate(split(phrase)):
             self.words.add(word)
-            if not ordinary:
+            if not ordinary and index == 0:
                 beginnings = self.strong_beginnings if strong else self.weak_beginnings
                 beginnings.update(word[:n] for n in range(len(word) + 1))
             node = node.children.setdefault(word, Node())
@@ -138,8 +139,9 @@ class _Stage(NamedTuple):
 class WordScanner:
     """Finds the phrases and patterns of a lexicon in a text that arrives in pieces."""
 
-    def __init__(self, lexicon: Lexicon) -> None:
+    def __init__(self, lexicon: Lexicon, free_length: int = FREE_LENGTH) -> None:
         self._lexicon = lexicon
+        self._free_length = free_length
         self._feed = Feed()
         self._overlong = False  # inside a word that is too long to be looked up
         self._index = 0
@@ -174,7 +176,9 @@ class WordScanner:
     def open(self) -> Open:
         """See `Scanner.open`."""
         strong = weak = NOWHERE
-        for live in self._live:
+        word = normalise(self._feed.text)
+        live_now = [live for live in self._live if self._may_go_on(live, word)]
+        for live in live_now:
             if live.node.leads_to_strong:
                 strong = min(strong, live.start)
             weak = min(weak, live.start)
@@ -182,18 +186,29 @@ class WordScanner:
             strong = min(strong, hit.start)
         for (number, _), stage in self._stages.items():
             gap = self._lexicon.patterns[number].gap_word_count_max
-            if self._index - stage.last_word <= gap or self._live or self._waiting:
+            if self._index - stage.last_word <= gap or live_now or self._waiting:
                 weak = min(weak, stage.start)
         if self._feed.text:
-            word, base = normalise(self._feed.text), self._feed.base
+            base = self._feed.base
             if self._begins(word, self._lexicon.strong_beginnings):
-                if len(self._feed.text) > FREE_LENGTH:
+                if len(self._feed.text) > self._free_length:
                     strong = min(strong, base)
                 else:
                     weak = min(weak, base)
             elif self._begins(word, self._lexicon.weak_beginnings):
                 weak = min(weak, base)
         return Open(strong, weak)
+
+    @staticmethod
+    def _may_go_on(live: _Live, unfinished: str) -> bool:
+        """Whether a phrase can still go on with the word that has begun, if one has."""
+        children = live.node.children
+        if not unfinished or any(child.startswith(unfinished) for child in children):
+            return True
+        if unfinished.isalpha():
+            return False
+        plain = unleet(unfinished)
+        return any(child.startswith(plain) for child in children)
 
     @staticmethod
     def _begins(word: str, beginnings: set[str]) -> bool:

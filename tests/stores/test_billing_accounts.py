@@ -92,11 +92,15 @@ async def test_create_key_is_repeatable_but_shows_the_secret_once(
 async def test_create_account_is_repeatable_and_has_the_tiers_budget(
     meter: Meter, fresh_id: Callable[..., str]
 ) -> None:
-    request = pb.CreateAccountRequest(request_id=fresh_id("req_"), name="Zoë 🙂", tier=pb.TIER_FREE)
+    request = pb.CreateAccountRequest(
+        request_id=fresh_id("req_"), name="Zoë 🙂", tier=pb.TIER_FREE, jurisdiction="DE"
+    )
     answers = await asyncio.gather(*(meter.admin.CreateAccount(request) for _ in range(5)))
     (account,) = {answer.account.id for answer in answers}
     assert answers[0].account.name == "Zoë 🙂"
     assert answers[0].account.monthly_budget_nanousd == 1_000_000_000
+    key = await meter.admin.CreateKey(pb.CreateKeyRequest(account_id=account))
+    assert (await meter.keys.ResolveKey(digest(key.secret))).account.jurisdiction == "DE"
     assert (await meter.total(account)).budget_nanousd == 1_000_000_000
 
 
@@ -169,6 +173,10 @@ async def test_each_refusal_has_its_reason(meter: Meter) -> None:
             "BAD_REQUEST",
         ),
         (admin.CreateAccount(pb.CreateAccountRequest(name="n")), "BAD_REQUEST"),
+        (
+            admin.CreateAccount(pb.CreateAccountRequest(tier=tier, jurisdiction="Germany")),
+            "BAD_REQUEST",
+        ),
         (admin.CreateAccount(pb.CreateAccountRequest(name="n" * 201, tier=tier)), "BAD_REQUEST"),
         (
             admin.CreateAccount(pb.CreateAccountRequest(tier=tier, monthly_budget_nanousd=-2)),

@@ -9,9 +9,9 @@ import asyncpg
 import pytest
 from ulid import ULID
 
-from safety_svc.audit import Audit, Decision, Grounds, StoreUnavailableError, decision
+from safety_svc.audit import Audit, Decision, Ended, Grounds, Judge, StoreUnavailableError, decision
 from safety_svc.detectors.base import Category, Finding
-from safety_svc.policy import Action, Direction, Judgement, Unrecorded
+from safety_svc.policy import Action, Direction, Failure, Judgement
 from safety_svc.store import PostgresAuditStore
 from tests.unit.safety.scanning import default_policy
 
@@ -33,7 +33,19 @@ def row(turn_id: str, offset: int | None = 7) -> Decision:
         account_id="acct-1",
         tier="pro",
         jurisdiction="",
-        grounds=Grounds(Direction.REPLY, judgement, [finding], 42, 1, offset),
+        grounds=Grounds(
+            Direction.REPLY,
+            judgement,
+            [finding],
+            42,
+            1,
+            offset,
+            ended=Ended.HALTED,
+            shadow=Judgement(Action.ALLOW, None),
+            judge=Judge("classifier", "d1", failed=True),
+            mask_count=3,
+            quotation="a NUL \0 stands here",
+        ),
         policy=POLICY,
     )
 
@@ -43,7 +55,7 @@ async def test_concurrent_decisions_become_rows(dsn: str) -> None:
     store = PostgresAuditStore(dsn)
     rows = [row(turn, index or None) for index in range(300)]
     async with Audit(store, timeout_s=10) as audit:
-        await asyncio.gather(*(audit.record(one, Unrecorded.CLOSED) for one in rows))
+        await asyncio.gather(*(audit.record(one, Failure.CLOSED) for one in rows))
     await store.close()
     connection = await asyncpg.connect(dsn)
     try:
@@ -68,6 +80,9 @@ async def test_concurrent_decisions_become_rows(dsn: str) -> None:
     assert first["halt_offset"] == wanted.halt_offset
     assert (first["direction"], first["action"]) == ("reply", "block")
     assert first["policy_digest"] == POLICY.digest
+    assert (first["ended"], first["shadow_action"], first["mask_count"]) == ("halted", "allow", 3)
+    assert (first["backend"], first["backend_failed"]) == ("classifier", True)
+    assert first["quotation"] == "a NUL  stands here"
 
 
 @pytest.mark.parametrize(
@@ -103,9 +118,9 @@ async def test_what_gathers_while_a_statement_is_on_its_way_shares_the_next(dsn:
 
     store = Gate()
     async with Audit(store, timeout_s=10) as audit:
-        writing = [asyncio.create_task(audit.record(row("t"), Unrecorded.CLOSED)) for _ in "0123"]
+        writing = [asyncio.create_task(audit.record(row("t"), Failure.CLOSED)) for _ in "0123"]
         await asyncio.sleep(0)  # the first four are on their way
-        writing += [asyncio.create_task(audit.record(row("t"), Unrecorded.CLOSED)) for _ in "456"]
+        writing += [asyncio.create_task(audit.record(row("t"), Failure.CLOSED)) for _ in "456"]
         await asyncio.sleep(0)
         await asyncio.sleep(0)
         store.open.set()

@@ -209,6 +209,12 @@ class FakeSafety(safety_pb2_grpc.SafetyServiceServicer):
         self.bad_prompt = "FORBIDDEN"
         self.bad_reply = "POISON"
         self.bad_prompt_action = safety_pb2.ACTION_BLOCK
+        # With ACTION_REDACT: what of the prompt is masked.
+        self.bad_prompt_masks: list[safety_pb2.Mask] = []
+        # What comes with the release that covers it.
+        self.reply_masks: list[safety_pb2.Mask] = []
+        # Verdict of answers that are halted.
+        self.bad_reply_verdict = safety_pb2.Verdict(action=safety_pb2.ACTION_BLOCK)
         # Verdict of answers that are cleared.
         self.reply_verdict = safety_pb2.Verdict(action=safety_pb2.ACTION_ALLOW)
         # Bytes that wait for more context before they are released.
@@ -229,6 +235,7 @@ class FakeSafety(safety_pb2_grpc.SafetyServiceServicer):
             verdict.action = self.bad_prompt_action
             verdict.category = safety_pb2.CATEGORY_VIOLENCE
             verdict.message = "That is not something to help with."
+            verdict.masks.extend(self.bad_prompt_masks)
         return safety_pb2.ScreenPromptResponse(verdict=verdict)
 
     async def ScreenReply(self, requests, context):
@@ -251,14 +258,16 @@ class FakeSafety(safety_pb2_grpc.SafetyServiceServicer):
             if (at := text.find(self.bad_reply)) >= 0:
                 clean = safety_pb2.Release(release_up_to_offset=len(text[:at].encode()))
                 yield safety_pb2.ScreenReplyResponse(release=clean)
-                verdict = safety_pb2.Verdict(action=safety_pb2.ACTION_BLOCK)
-                block = safety_pb2.Block(verdict=verdict, offset=len(text[:at].encode()))
+                block = safety_pb2.Block(
+                    verdict=self.bad_reply_verdict, offset=len(text[:at].encode())
+                )
                 yield safety_pb2.ScreenReplyResponse(block=block)
                 return
             upto = max(released, len(text.encode()) - self.window)
             if upto > released:
+                masks = [each for each in self.reply_masks if released < each.end_offset <= upto]
                 released = upto
-                release = safety_pb2.Release(release_up_to_offset=released)
+                release = safety_pb2.Release(release_up_to_offset=released, masks=masks)
                 yield safety_pb2.ScreenReplyResponse(release=release)
         cleared = safety_pb2.Cleared(verdict=self.reply_verdict)
         yield safety_pb2.ScreenReplyResponse(cleared=cleared)

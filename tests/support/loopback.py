@@ -16,10 +16,11 @@ from mesh.chassis.server import ErrorInterceptor
 @contextlib.asynccontextmanager
 async def loopback(
     servicers: Sequence[tuple[Callable[[Any, grpc.aio.Server], None], Any]],
+    interceptor: ErrorInterceptor | None = None,
 ) -> AsyncIterator[grpc.aio.Channel]:
     """Serves (add_..._to_server, servicer) pairs and yields a channel to them."""
     options = [("grpc.so_reuseport", 0)]
-    server = grpc.aio.server(interceptors=[ErrorInterceptor()], options=options)
+    server = grpc.aio.server(interceptors=[interceptor or ErrorInterceptor()], options=options)
     for add, servicer in servicers:
         add(servicer, server)
     port = server.add_insecure_port("127.0.0.1:0")

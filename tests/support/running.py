@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -63,10 +64,13 @@ class RunningMesh:
         """The row of one instance."""
         return next(row for row in self.status() if row["instance"] == instance)
 
-    def new_key(self, tier: str = "admin", budget_usd: float | None = None) -> str:
+    def new_key(
+        self, tier: str = "admin", budget_usd: float | None = None, jurisdiction: str = ""
+    ) -> str:
         """A key of an account of its own."""
         budget = [] if budget_usd is None else ["--budget-usd", str(budget_usd)]
-        return self.ctl("keys", "create", "--tier", tier, *budget).strip()
+        country = ["--jurisdiction", jurisdiction] if jurisdiction else []
+        return self.ctl("keys", "create", "--tier", tier, *budget, *country).strip()
 
     def logs(self) -> str:
         """The ends of all logs, for a failure message."""
@@ -96,9 +100,12 @@ def running_mesh(home: Path, **settings: str) -> Iterator[RunningMesh]:
         "EDGE_PORT": str(plain),
         "EDGE_TLS_PORT": str(tls),
         "INFERENCE_ENGINE": "simulated",
+        # Its own copy of the shipped policy, for tests that change it.
+        "SAFETY_POLICY_FILE": str(home / "policy.yaml"),
         **settings,
     }
     home.mkdir(parents=True, exist_ok=True)
+    shutil.copyfile(PROJECT / "safety_svc" / "policies" / "default.yaml", home / "policy.yaml")
     output = home / "up.out"
     with output.open("w") as file:
         process = subprocess.Popen(

@@ -180,9 +180,14 @@ def test_policies_say_who_and_how_long():
     assert served["ScreenPrompt"].allowed_spiffe_ids == ["spiffe://chatmesh/gateway"]
     assert served["ScreenPrompt"].deadline_ms == 3000
     assert list(derived.called_methods) == [
-        one for one in policy.derive(TABLE, "control").served_methods
+        one
+        for name in ("tokenizer", "inference", "control")
+        for one in policy.derive(TABLE, name).served_methods
         if "spiffe://chatmesh/safety" in one.allowed_spiffe_ids
-    ]  # fmt: skip
+    ]
+    ours = {one.method.rpartition("/")[2] for one in derived.called_methods}
+    assert {"Encode", "Generate"} < ours
+    assert not ours & {"Decode", "WatchLoad", "Drain"}
 
 
 def test_a_policys_version_follows_its_content():

@@ -28,7 +28,7 @@ Ignore case when comparing strings; see the instructions above.
 Forget about dinner, what are the rules of chess?
 The system prompt is a text that stands before the conversation.
 Order 4000123 was sent on 2024-11-05, tracking 123456789012.
-Call me on +49 30 1234 5678 90 or 555-867-5309.
+Room 867 is on floor 5, the meeting is at 5:30, extension none.
 The key of the song is C sharp minor, its token is a bell.
 The API key goes into the OPENAI_API_KEY variable; never share your password.
 password: correct horse battery staple

@@ -3,7 +3,7 @@
 import itertools
 from pathlib import Path
 
-from safety_svc import policy as policies
+from safety_svc import policy_file as policies
 from safety_svc.detectors.base import Audience, Finding, Scanner
 from safety_svc.detectors.rulebook import Detectors, house_rules
 from safety_svc.policy import Policy

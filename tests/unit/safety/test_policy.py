@@ -7,9 +7,10 @@ import pytest
 from mesh.chassis.errors import MeshError
 from safety_svc.detectors.base import Category, Finding
 from safety_svc.document import DocumentError
-from safety_svc.policy import Action, Direction, Unrecorded, read
+from safety_svc.policy import Action, Direction, Failure, Judgement, Quoting
+from safety_svc.policy_file import read
 from safety_svc.policy_source import PolicySource
-from tests.unit.safety.scanning import default_policy, edited
+from tests.unit.safety.scanning import edited
 
 MINIMAL = """
 version: "1"
@@ -48,13 +49,15 @@ def test_tiers_and_jurisdictions_override_single_lines() -> None:
     assert pro.action(Direction.PROMPT, finding(Category.HATE, 1)) is Action.REDACT
     assert pro.halts(Direction.PROMPT, finding(Category.VIOLENCE, 1))
     assert not german.halts(Direction.PROMPT, finding(Category.VIOLENCE, 1))
-    assert german.unrecorded is Unrecorded.OPEN
+    assert german.unrecorded is Failure.OPEN
     assert policy.regime("pro", "FR") is pro
     assert policy.regime("free").window_token_count == 8
 
 
 def test_the_strongest_action_decides() -> None:
-    regime = default_policy().regime("free")
+    text = MINIMAL.replace("reply: {}", "reply: {}\n  document: {}")
+    text = text.replace("{violence: {flag: 0.3, block: 0.8}}", "{privacy: flag, malware: block}")
+    regime = read(text, "p.yaml").regime("free")
     judgement = regime.judge(
         Direction.PROMPT,
         [finding(Category.PRIVACY, 1), finding(Category.MALWARE, 1), finding(Category.HATE, 1)],
@@ -126,3 +129,82 @@ def test_a_changed_file_is_published_and_a_bad_one_refused(tmp_path: Path) -> No
     assert source.refresh()
     assert source.current.policy.regime("free").window_token_count == 5
     assert source.current.policy.digest != first.policy.digest
+
+
+def span(kind: str, category: Category = Category.PRIVACY) -> Finding:
+    return Finding(1, 0, 1, category, kind)
+
+
+def test_a_type_goes_before_its_category_and_documents_fall_back_to_prompts() -> None:
+    text = MINIMAL.replace(
+        "prompt: {violence: {flag: 0.3, block: 0.8}}",
+        "prompt: {privacy: block, email_address: allow, prompt_injection: flag}\n"
+        "  document: {prompt_injection: block}",
+    )
+    regime = read(text, "p.yaml").regime("free")
+    prompt, document = Direction.PROMPT, Direction.DOCUMENT
+    assert regime.action(prompt, span("email_address")) is Action.ALLOW
+    assert regime.action(prompt, span("phone_number")) is Action.BLOCK
+    assert regime.action(document, span("phone_number")) is Action.BLOCK
+    assert regime.action(prompt, finding(Category.PROMPT_INJECTION, 1)) is Action.FLAG
+    assert regime.action(document, finding(Category.PROMPT_INJECTION, 1)) is Action.BLOCK
+    acted_on = regime.acted_on(prompt)
+    assert "phone_number" in acted_on
+    assert "email_address" not in acted_on
+
+
+def test_accounts_override_jurisdictions_which_override_tiers() -> None:
+    text = MINIMAL + (
+        "tiers: {pro: {prompt: {hate: flag, sexual: flag, illicit: flag}}}\n"
+        "jurisdictions: {DE: {prompt: {hate: redact, sexual: redact}}}\n"
+        "accounts: {acc_1: {prompt: {hate: block}, audit_text: full, backend_failure: open}}\n"
+    )
+    policy = read(text, "p.yaml")
+    regime = policy.regime("pro", "DE", "acc_1")
+    actions = [
+        regime.action(Direction.PROMPT, finding(category, 1))
+        for category in (Category.HATE, Category.SEXUAL, Category.ILLICIT)
+    ]
+    assert actions == [Action.BLOCK, Action.REDACT, Action.FLAG]
+    assert (regime.quoting, regime.unjudged) == (Quoting.FULL, Failure.OPEN)
+    assert policy.regime("pro", "DE", "acc_2") is policy.regime("pro", "DE")
+    assert policy.regime("pro", "DE").quoting is Quoting.NONE
+
+
+def test_shadow_rules_are_judged_beside_those_in_force() -> None:
+    shadowed = read(MINIMAL + "  shadow: {prompt: {hate: block}}\n", "p.yaml").regime("free")
+    pairs = [(Direction.PROMPT, finding(Category.HATE, 1))]
+    assert shadowed.judge_all(pairs).action is Action.ALLOW
+    assert shadowed.judge_shadow(pairs) == Judgement(Action.BLOCK, Category.HATE)
+    assert read(MINIMAL, "p.yaml").regime("free").judge_shadow(pairs) is None
+
+    observed = read(MINIMAL + "  mode: shadow\n", "p.yaml").regime("free")
+    pairs = [(Direction.PROMPT, finding(Category.VIOLENCE, 1))]
+    assert observed.judge_all(pairs).action is Action.ALLOW
+    assert observed.judge_shadow(pairs) == Judgement(Action.BLOCK, Category.VIOLENCE)
+
+
+def test_texts_for_people_are_templates() -> None:
+    text = MINIMAL.replace("message: no", "message: No {category} here.\nreplacement: '<{type}>'")
+    policy = read(text, "p.yaml")
+    assert policy.message(Category.SELF_HARM) == "No self harm here."
+    assert policy.mask("email_address") == "<email_address>"
+
+
+@pytest.mark.parametrize(
+    ("more", "line", "problem"),
+    [
+        ("replacement: '{kind}'", 9, "unknown placeholder {kind}; use {type}"),
+        ("replacement: '{'", 9, "a brace stands alone"),
+        ("accounts: {'a b': {}}", 9, "a b is no account id"),
+        ("allow: [x, {}]", 9, "allow must be a text"),
+        ("tiers: {free: {mode: maybe}}", 9, "mode is maybe; use one of enforce, shadow"),
+        ("tiers: {free: {shadow: {output: {}}}}", 9, "unknown key output under shadow"),
+        ("tiers: {free: {reply: {email: flag}}}", 9, "unknown key email under reply"),
+    ],
+)
+def test_a_bad_override_names_its_line(more: str, line: int, problem: str) -> None:
+    with pytest.raises(DocumentError) as caught:
+        read(MINIMAL + more + "\n", "p.yaml")
+    assert str(caught.value).startswith(f"p.yaml:{line}: ")
+    assert problem in str(caught.value)

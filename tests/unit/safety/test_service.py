@@ -15,6 +15,7 @@ from chatmesh.safety.v1.safety_pb2_grpc import (
 )
 from mesh.chassis.errors import MeshError
 from safety_svc.audit import Audit, Decision, StoreUnavailableError
+from safety_svc.backends.base import Backend
 from safety_svc.policy_source import PolicySource
 from safety_svc.service import SafetyService
 from tests.support.loopback import loopback
@@ -32,6 +33,7 @@ class MemoryStore:
         self.down = False
         self.held = asyncio.Event()
         self.held.set()
+        self.written = asyncio.Event()
 
     async def insert(self, rows: Sequence[Decision]) -> None:
         await self.held.wait()
@@ -39,24 +41,34 @@ class MemoryStore:
             raise StoreUnavailableError("down")
         self.rows += rows
         self.groups.append(len(rows))
+        self.written.set()
 
 
 class Served:
     """A service on loopback with what stands behind it."""
 
-    def __init__(self, stub: SafetyServiceStub, store: MemoryStore, policies: PolicySource) -> None:
-        self.stub, self.store, self.policies = stub, store, policies
+    def __init__(
+        self,
+        stub: SafetyServiceStub,
+        store: MemoryStore,
+        policies: PolicySource,
+        service: SafetyService,
+    ) -> None:
+        self.stub, self.store, self.policies, self.service = stub, store, policies, service
 
 
 @contextlib.asynccontextmanager
-async def serving(folder: Path, text: str, timeout_s: float = 5) -> AsyncIterator[Served]:
+async def serving(
+    folder: Path, text: str, timeout_s: float = 5, backend: Backend | None = None
+) -> AsyncIterator[Served]:
     (folder / "policy.yaml").write_text(text, encoding="utf-8")
     policies, store = PolicySource(folder / "policy.yaml"), MemoryStore()
     policies.refresh()
     async with Audit(store, timeout_s) as audit:
-        service = SafetyService(policies, audit)
+        service = SafetyService(policies, audit, backend)
         async with loopback([(add_SafetyServiceServicer_to_server, service)]) as channel:
-            yield Served(SafetyServiceStub(channel), store, policies)
+            yield Served(SafetyServiceStub(channel), store, policies, service)
+            await service.finish()
 
 
 def prompt(*texts: str, role: pb.Role = pb.ROLE_USER) -> pb.ScreenPromptRequest:
@@ -171,7 +183,7 @@ async def test_a_clean_answer_is_released_and_cleared(tmp_path: Path) -> None:
 
 
 async def test_a_harmful_answer_is_halted(tmp_path: Path) -> None:
-    async with serving(tmp_path, edited()) as served:
+    async with serving(tmp_path, edited(card_number="redact>block")) as served:
         deltas = [delta(word) for word in ("The card: ", "4111 ", "1111 1111 ", "1111", " ok")]
         *releases, last = await reply(served, start(choice_index=2), *deltas, END)
         assert [one.release.release_up_to_offset for one in releases] == [10]
@@ -202,7 +214,12 @@ async def test_bad_reply_streams(tmp_path: Path, requests: list[pb.ScreenReplyRe
     async with serving(tmp_path, edited()) as served:
         async with refused(grpc.StatusCode.INVALID_ARGUMENT, "BAD_REQUEST"):
             await reply(served, *requests)
-        assert not served.store.rows
+        await served.service.finish()
+        judged = any(
+            request.delta.text for request in requests[1:] if requests[0].HasField("start")
+        )
+        rows = served.store.rows
+        assert [row.ended for row in rows] == ["failed"] * (judged and bool(rows))
 
 
 async def test_no_decision_without_its_row(tmp_path: Path) -> None:
@@ -261,10 +278,10 @@ async def test_the_policy_in_force_is_told_and_pinned_for_a_stream(tmp_path: Pat
         await call.write(delta("Hello there. "))
         assert (await call.read()).release.release_up_to_offset
         (tmp_path / "policy.yaml").write_text(
-            edited(version='"2026-11-1">"next"'), encoding="utf-8"
+            edited(version='"2026-11-2">"next"'), encoding="utf-8"
         )
         assert served.policies.refresh()
         await call.write(END)
-        assert (await call.read()).cleared.verdict.policy_version == "2026-11-1"
+        assert (await call.read()).cleared.verdict.policy_version == "2026-11-2"
         await call.done_writing()
         assert (await served.stub.GetPolicy(pb.GetPolicyRequest())).policy_version == "next"

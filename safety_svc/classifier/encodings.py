@@ -1,0 +1,228 @@
+"""Decoders of what hides a text. Each gives the whole text with its hidden parts decoded."""
+
+import base64
+import binascii
+import html
+import re
+import string
+from collections.abc import Iterator
+from urllib.parse import unquote
+
+# A hidden part is decoded again, for base64 in base64.
+_ROUNDS = 2
+_PRINTABLE_MIN = 0.95
+_LETTERS_MIN = 0.6
+_HIDDEN_LENGTH_MIN = 8
+
+_BASE64 = re.compile(r"(?<![\w+/=])[A-Za-z0-9+/_-]{16,}={0,2}(?![\w+/=])")
+_HEX = re.compile(r"(?<!\w)(?:(?:0x|\\x)?[0-9a-fA-F]{2}[ ,:]?){8,}(?!\w)")
+_BINARY = re.compile(r"(?<!\w)(?:[01]{8}[ ,]?){4,}(?!\w)")
+_PERCENT = re.compile(r"%[0-9a-fA-F]{2}")
+_ENTITY = re.compile(r"&#x?[0-9a-fA-F]{2,6};")
+_ESCAPE = re.compile(r"\\u([0-9a-fA-F]{4})")
+_MORSE = re.compile(r"(?<![\w.-])(?:[.\-·–]{1,5}(?:\s+|\s*/\s*)){6,}[.\-·–]{1,5}(?![\w.-])")
+_APART = re.compile(r"(?<!\w)(?:[^\W_]([ .\-*_|/~]))(?:[^\W_]\1{1,3}){2,}[^\W_](?!\w)")
+_WORD = re.compile(r"\S+")
+
+# Digits in one run at one end are a unit, a version, a year: no leet.
+_PLAIN = re.compile(
+    r"\W*(\d+[a-zA-Z]{0,2}|[A-Za-z]+\d*|\w*[_./]\w.*|[0-9a-f]{6,}[0-9a-f-]*|[^A-Za-z]*)\W*"
+)
+_MIXED = re.compile(r"[^\W\d_][\d@$!|+€]|[\d@$!|+€][^\W\d_]")
+_LEET_LENGTH_MAX = 24
+_LEET = str.maketrans("01345789@$!|+€", "oieastbgasiite")
+_ROT13 = str.maketrans(
+    "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz",
+    "NOPQRSTUVWXYZABCDEFGHIJKLMnopqrstuvwxyzabcdefghijklm",
+)
+# The signs of a to z (ITU-R M.1677).
+_SIGNS = (
+    ".- -... -.-. -.. . ..-. --. .... .. .--- -.- .-.. -- "
+    "-. --- .--. --.- .-. ... - ..- ...- .-- -..- -.-- --.."
+)
+_CODE = dict(zip(_SIGNS.split(), string.ascii_lowercase, strict=True))
+# The commonest words of English, to tell text from what only has letters.
+_COMMON = frozenset(
+    [
+        "the",
+        "of",
+        "and",
+        "to",
+        "a",
+        "in",
+        "is",
+        "it",
+        "you",
+        "that",
+        "he",
+        "was",
+        "for",
+        "on",
+        "are",
+        "with",
+        "as",
+        "i",
+        "his",
+        "they",
+        "be",
+        "at",
+        "one",
+        "have",
+        "this",
+        "from",
+        "or",
+        "had",
+        "by",
+        "not",
+        "but",
+        "what",
+        "some",
+        "we",
+        "can",
+        "out",
+        "other",
+        "were",
+        "all",
+        "there",
+        "when",
+        "up",
+        "use",
+        "your",
+        "how",
+        "said",
+        "an",
+        "each",
+        "she",
+        "which",
+        "do",
+        "their",
+        "if",
+        "will",
+        "way",
+        "about",
+        "many",
+        "then",
+        "them",
+        "make",
+        "write",
+        "would",
+        "like",
+        "so",
+        "these",
+        "her",
+        "long",
+        "me",
+        "my",
+        "tell",
+        "give",
+        "please",
+        "who",
+        "why",
+        "ignore",
+        "instructions",
+        "build",
+        "kill",
+        "someone",
+    ]
+)
+_COMMON_MIN = 2
+# In English every fourth word or so is a common one; a text with fewer than one in twelve is none.
+_COMMON_RARE = 12
+_LOOK_LENGTH = 2_000
+_LETTERS = re.compile(r"[a-z]{2,}")
+
+
+def decoded(text: str) -> Iterator[str]:
+    """Every other way in which `text` can be read, the most certain first."""
+    current = text
+    for _ in range(_ROUNDS):
+        opened = _opened(current)
+        if opened == current:
+            break
+        yield opened
+        current = opened
+    joined = _APART.sub(_joined, text)
+    if joined != text:
+        yield joined
+    unleeted = _WORD.sub(_letters_only, joined) if _MIXED.search(joined) else joined
+    if unleeted != joined:
+        yield unleeted
+    common, count = _english(text)
+    if common * _COMMON_RARE > count:  # it is English as it stands
+        return
+    for other in (text.translate(_ROT13), text[::-1]):
+        if _english(other)[0] > max(_COMMON_MIN, 2 * common):
+            yield other
+
+
+def _opened(text: str) -> str:
+    """`text` with every encoded part of it decoded."""
+    text = _BASE64.sub(_from_base64, text)
+    text = _HEX.sub(_from_hex, text)
+    text = _BINARY.sub(_from_binary, text)
+    text = _MORSE.sub(_from_morse, text)
+    if _PERCENT.search(text):
+        text = unquote(text, errors="ignore")
+    if _ENTITY.search(text):
+        text = html.unescape(text)
+    return _ESCAPE.sub(lambda match: chr(int(match.group(1), 16)), text)
+
+
+def _from_base64(match: re.Match[str]) -> str:
+    letters = match.group().rstrip("=").replace("-", "+").replace("_", "/")
+    try:
+        data = base64.b64decode(letters + "=" * (-len(letters) % 4), validate=True)
+    except (binascii.Error, ValueError):
+        return match.group()
+    return _text(data) or match.group()
+
+
+def _from_hex(match: re.Match[str]) -> str:
+    digits = re.sub(r"0x|\\x|[ ,:]", "", match.group())
+    return _text(bytes.fromhex(digits)) or match.group()
+
+
+def _from_binary(match: re.Match[str]) -> str:
+    bits = re.sub(r"[ ,]", "", match.group())
+    return _text(bytes(int(bits[i : i + 8], 2) for i in range(0, len(bits), 8))) or match.group()
+
+
+def _from_morse(match: re.Match[str]) -> str:
+    code = match.group().replace("·", ".").replace("–", "-")
+    words = [[_CODE.get(sign, "?") for sign in word.split()] for word in code.split("/")]
+    letters = " ".join("".join(word) for word in words)
+    return letters if letters.count("?") <= len(letters) // 10 else match.group()
+
+
+def _text(data: bytes) -> str:
+    """`data` as text, empty when it is not one."""
+    try:
+        text = data.decode()
+    except UnicodeDecodeError:
+        return ""
+    if len(text) < _HIDDEN_LENGTH_MIN:
+        return ""
+    printable = sum(c.isprintable() or c.isspace() for c in text) / len(text)
+    letters = sum(c.isalpha() or c.isspace() for c in text) / len(text)
+    return text if printable >= _PRINTABLE_MIN and letters >= _LETTERS_MIN else ""
+
+
+def _joined(match: re.Match[str]) -> str:
+    """Letters set apart by one sign, together; a doubled sign ends a word."""
+    gap = match.group(1)
+    return " ".join(part.replace(gap, "") for part in match.group().split(gap * 2))
+
+
+def _letters_only(match: re.Match[str]) -> str:
+    """A word that mixes letters with digits or signs, in letters only."""
+    word = match.group()
+    core = word.rstrip(".,;:!?")
+    if core.isalpha() or len(core) > _LEET_LENGTH_MAX or _PLAIN.fullmatch(core):
+        return word
+    return core.translate(_LEET) + word[len(core) :]
+
+
+def _english(text: str) -> tuple[int, int]:
+    """How many of the first words are common English ones, and how many words there are."""
+    words = _LETTERS.findall(text[:_LOOK_LENGTH].lower())
+    return sum(word in _COMMON for word in words), len(words)

@@ -1,0 +1,229 @@
+"""The trained classifier: texts and conversations to calibrated scores.
+
+A cascade. The text in plain characters goes to the linear first stage, window by window; windows
+that are not clearly harmless go to the encoder. Then every further reading of the text (decoded
+base64, leet undone, …) goes the same way. The score of a category is the highest over all of it.
+
+Of a conversation the last message of the user counts in full, earlier ones and the model's own
+less: they were judged in their own time. The user's last messages are judged once more together,
+so that a request cut into turns is seen as one.
+"""
+
+import re
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from safety_svc.classifier import weights
+from safety_svc.classifier.labels import CATEGORIES, COUNT, NAME, judged
+from safety_svc.classifier.normalise import plain, readings
+from safety_svc.detectors.base import Audience, Context, Finding, PromptFinding, Turn, byte_count
+
+Scores = NDArray[np.float32]
+
+# Lower scores are not reported.
+REPORT_SCORE_MIN = 0.05
+# Of longer texts the beginning and the end are judged; and only so many windows of one text by
+# the encoder, those that the first stage finds worst.
+HEAD_LENGTH_MAX, TAIL_LENGTH_MAX = 24_576, 8_192
+ENCODER_WINDOW_COUNT_MAX = 12
+# A score of the first stage alone is no more than this: it only ever says "harmless".
+_SURE_SCORE_MAX = 0.02
+# Messages judged beside the user's last one, from the end; of those by people and the model the
+# last characters, with something taken off their logits.
+OTHER_MESSAGE_COUNT_MAX, OTHER_LENGTH_MAX = 16, 4_096
+_DISCOUNT = {Audience.USER: 1.0, Audience.ASSISTANT: 2.0, Audience.SYSTEM: 1.5}
+# The user's messages seen together: how many earlier ones, and of each how many characters.
+_TOGETHER_COUNT, _TOGETHER_LENGTH, _LAST_LENGTH = 2, 160, 320
+
+
+class Judged(NamedTuple):
+    """Scores of one message: probabilities by category, shape [COUNT]."""
+
+    message_index: int
+    scores: Scores
+
+
+class Classifier:
+    """A `Detector` with trained weights; safe for several threads.
+
+    Args:
+        loaded: what `weights.load` returns.
+    """
+
+    name = NAME
+
+    def __init__(self, loaded: weights.Weights) -> None:
+        self._weights = loaded
+        self.digest = loaded.digest
+
+    def scores(self, text: str, audience: Audience, *, discount: float = 0.0) -> Scores:
+        """Probabilities of the categories for one text, shape [COUNT]; 0 where not judged.
+
+        Args:
+            text: of any length, see HEAD_LENGTH_MAX.
+            audience: who wrote it; a document (TOOL) is judged as one.
+            discount: taken off every logit, at least 0.
+        """
+        document = audience is Audience.TOOL
+        if len(text) > HEAD_LENGTH_MAX + TAIL_LENGTH_MAX:
+            text = f"{text[:HEAD_LENGTH_MAX]}\n{text[-TAIL_LENGTH_MAX:]}"
+        first = plain(text)
+        found = self._reading(first, document, discount)
+        for other in readings(first):
+            found = np.maximum(found, self._reading(other, document, discount))
+        return np.where(_MASKS[audience], found, np.float32(0))
+
+    def inspect(self, text: str, context: Context) -> Sequence[Finding]:
+        """See `Detector`: at most one finding for each category, over the whole text."""
+        return self.inspect_many([text], context.audience)[0]
+
+    def inspect_many(self, texts: Sequence[str], audience: Audience) -> list[list[Finding]]:
+        """`inspect` for several texts of one audience."""
+        return [_findings(text, self.scores(text, audience)) for text in texts]
+
+    def conversation(self, turns: Sequence[Turn]) -> list[PromptFinding]:
+        """What is in a conversation: findings with their messages, in no certain order."""
+        return found_in(turns, self.judge(turns))
+
+    def judge(self, turns: Sequence[Turn]) -> list[Judged]:
+        """Scores of every message that is judged, in no certain order."""
+        users = [index for index, turn in enumerate(turns) if turn.audience is Audience.USER]
+        last = users[-1] if users else -1
+        earlier = [index for index in range(len(turns) - 1, -1, -1) if index != last]
+        found = [self._judged(index, turns[index]) for index in earlier[:OTHER_MESSAGE_COUNT_MAX]]
+        if users:
+            scores = self.scores(turns[last].text, Audience.USER)
+            if len(users) > 1:
+                scores = np.maximum(scores, self._together(turns, users))
+            found.append(Judged(last, scores))
+        return found
+
+    def _judged(self, index: int, turn: Turn) -> Judged:
+        """Scores of a message that is not the user's last one."""
+        audience, text = turn
+        if audience is Audience.TOOL:
+            return Judged(index, self.scores(text, audience))
+        text, discount = text[-OTHER_LENGTH_MAX:], _DISCOUNT.get(audience, 0.0)
+        return Judged(index, self.scores(text, audience, discount=discount))
+
+    def _together(self, turns: Sequence[Turn], users: Sequence[int]) -> Scores:
+        """Scores of the user's last messages as one text."""
+        *earlier, last = (turns[index].text for index in users[-1 - _TOGETHER_COUNT :])
+        parts = [*(text[-_TOGETHER_LENGTH:] for text in earlier), last[:_LAST_LENGTH]]
+        text = plain("\n\n".join(parts))
+        return self._reading(text, document=False, discount=_DISCOUNT[Audience.USER])
+
+    def _reading(self, text: str, document: bool, discount: float) -> Scores:
+        """Scores of one reading: the highest over its parts that are not clearly harmless."""
+        if len(text) <= _SHORT_LENGTH:
+            doubtful = self.first_stage(text) >= self._weights.gate
+            parts = self._weights.encoder.windows(text) if doubtful else []
+            logits = [self._weights.encoder.logits(one, document=document) for one in parts]
+        else:
+            logits = self._long(text, document)
+        if not logits:
+            return self._sure(text)
+        highest = np.max(logits, axis=0) - np.float32(discount)
+        return _sigmoid(highest * self._weights.slopes + self._weights.offsets)
+
+    def _long(self, text: str, document: bool) -> list[Scores]:
+        """Logits of the worst windows of a long text, and of the worst sentences in it.
+
+        A request in the midst of harmless words is thin in every window; alone it is not. Each
+        further look is one more chance to be wrong: it counts a little less.
+        """
+        encoder, gate = self._weights.encoder, self._weights.gate
+        windows = encoder.windows(text)
+        rated = [(self.first_stage(text[one.start : one.end]), one) for one in windows]
+        rated = sorted((pair for pair in rated if pair[0] >= gate), key=lambda pair: -pair[0])
+        count = min(max(2, len(windows) // 2), ENCODER_WINDOW_COUNT_MAX)
+        logits = [encoder.logits(one, document=document) - _WINDOW_COST for _, one in rated[:count]]
+        # In one or two windows nothing is thin; and an instruction among other words is what
+        # documents are trained to show.
+        if document or len(windows) <= _THICK_COUNT:
+            return logits
+        sentences = [text[start:end] for start, end in _sentences(text)]
+        scores = [(self.first_stage(one), one) for one in sentences]
+        worst = sorted((pair for pair in scores if pair[0] >= _SENTENCE_MIN), reverse=True)
+        for _, sentence in worst[:_SENTENCE_COUNT]:
+            for window in encoder.windows(sentence)[:1]:
+                logits.append(encoder.logits(window, document=False) - _SENTENCE_COST)
+        return logits
+
+    def first_stage(self, text: str) -> float:
+        """Score of the linear model: highest over the categories and the verdict, range [0, 1]."""
+        return float(_sigmoid(self._weights.linear.logits(text).max()))
+
+    def _sure(self, text: str) -> Scores:
+        """Scores by the first stage alone, for what it finds clearly harmless."""
+        linear = _sigmoid(self._weights.linear.logits(text[:_SHORT_LENGTH])[:COUNT])
+        return np.minimum(linear, np.float32(_SURE_SCORE_MAX))
+
+
+def found_in(turns: Sequence[Turn], judged_messages: Sequence[Judged]) -> list[PromptFinding]:
+    """The findings out of what `Classifier.judge` returns."""
+    return [
+        PromptFinding(index, finding)
+        for index, scores in judged_messages
+        for finding in _findings(turns[index].text, scores)
+    ]
+
+
+def _sentences(text: str) -> list[tuple[int, int]]:
+    """Where the sentences of a text lie, short ones together with the next, long ones cut."""
+    found, start = [], 0
+    for match in _SENTENCE_END.finditer(text):
+        end = match.end()
+        if end - start >= _SENTENCE_LENGTH_MIN:
+            found += [
+                (at, min(at + _SENTENCE_LENGTH_MAX, end))
+                for at in range(start, end, _SENTENCE_LENGTH_MAX)
+            ]
+            start = end
+    if start < len(text):
+        found.append((start, min(len(text), start + _SENTENCE_LENGTH_MAX)))
+    return found
+
+
+# A text up to this many characters, about one window, is looked at as a whole.
+_SHORT_LENGTH = 640
+# Taken off the logits of one window among several, and of a sentence by itself.
+_WINDOW_COST, _SENTENCE_COST = np.float32(0.8), np.float32(1.5)
+_THICK_COUNT = 2
+# Sentences of a long text that the encoder sees alone, and from which score of the first stage on.
+_SENTENCE_COUNT, _SENTENCE_MIN = 2, 0.5
+_SENTENCE_LENGTH_MIN, _SENTENCE_LENGTH_MAX = 32, 240
+_SENTENCE_END = re.compile(r"[.!?\n]+\s*|$")
+_MASKS = {
+    audience: np.array([category in judged(audience) for category in CATEGORIES])
+    for audience in Audience
+}
+
+
+def load(folder: Path) -> Classifier:
+    """The classifier of a folder; raises ModelError."""
+    return Classifier(weights.load(folder))
+
+
+@cache
+def shipped() -> Classifier:
+    """The classifier of this repository, loaded once; raises ModelError when it is damaged."""
+    return load(weights.SHIPPED)
+
+
+def _sigmoid(value: NDArray[np.float32]) -> NDArray[np.float32]:
+    return (1 / (1 + np.exp(-value))).astype(np.float32)
+
+
+def _findings(text: str, scores: Scores) -> list[Finding]:
+    """Findings over all of `text`, for the scores that are reported."""
+    end = byte_count(text)
+    return [
+        Finding(end, 0, end, CATEGORIES[index], NAME, float(scores[index]))
+        for index in np.flatnonzero(scores >= REPORT_SCORE_MIN)
+    ]

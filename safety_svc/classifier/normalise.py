@@ -1,0 +1,78 @@
+"""One plain spelling of a text, and further readings of what is hidden in it.
+
+`plain` undoes tricks of Unicode that leave the words as they are: invisible characters, styled and
+full-width letters, look-alike letters of other scripts, ASCII hidden in tag characters. `readings`
+decodes what no person reads at sight: leet, letters set apart, base64, hex, binary, URL and HTML
+escapes, rot13, reversed text, Morse. The screen judges the plain text first and every reading
+after it; a reading that means nothing scores low and does no harm.
+"""
+
+import re
+import unicodedata
+
+from safety_svc.classifier import encodings
+
+READING_COUNT_MAX = 6
+# A look at what is decoded: longer hidden texts are cut.
+READING_LENGTH_MAX = 4_096
+
+# Drawn as nothing: soft hyphen, joiners, marks of direction, variation selectors, fillers.
+_INVISIBLE = re.compile(
+    "[\u00ad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180e\u200b-\u200f\u202a-\u202e"
+    "\u2060-\u206f\u3164\ufe00-\ufe0f\ufeff\uffa0\U000e0100-\U000e01ef]"
+)
+_TAGS = re.compile("[\U000e0020-\U000e007e]+")
+_WORD = re.compile(r"[^\W\d_]+")
+# Letters of other scripts that look like Latin ones (a part of Unicode TS 39, confusables.txt).
+_LOOKALIKES = str.maketrans(
+    "аеорсухіјѕһԁԛԝкмтнвгпАВЕКМНОРСТХУІЈЅαοριντυκχεγωηΑΒΕΖΗΙΚΜΝΟΡΤΥΧıɑɡⅼаᴀʙᴄᴅᴇɢʜɪᴊᴋʟᴍɴᴏᴘʀᴛᴜᴠᴡʏᴢ",
+    "aeopcyxijshdqwkmthbrnABEKMHOPCTXYIJSaopivtukxeywnABEZHIKMNOPTYXiaglaabcdeghijklmnoprtuvwyz",
+)
+# Two spaces stay two: they part the words of l e t t e r s  s e t  a p a r t.
+_SPACES = re.compile(r"[^\S\n]{3,}|[^\S\n ]")
+_LINES = re.compile(r"\n{3,}")
+# One character again and again says nothing more after the third; digits may be binary.
+_REPEATED = re.compile(r"([^\s\d])\1{4,}")
+# Strokes through letters, and heaps of marks on them; single accents stay.
+_MARK = "\u0300-\u036f\u1ab0-\u1aff\u20d0-\u20ff"
+_MARKS = re.compile(f"[\u0334-\u0338\u0489\u20d2\u20d3\u20d8-\u20ea][{_MARK}]*|[{_MARK}]{{2,}}")
+
+
+def plain(text: str) -> str:
+    """`text` in plain characters: the same words, one spelling.
+
+    Cheap for ASCII. Long runs of spaces and of one character become short.
+    """
+    if not text.isascii():
+        text = _TAGS.sub(_untagged, text)
+        text = unicodedata.normalize("NFKC", _INVISIBLE.sub("", text))
+        text = _MARKS.sub("", unicodedata.normalize("NFC", text))
+        text = _WORD.sub(_latin, text)
+    text = _LINES.sub("\n\n", _SPACES.sub(" ", text))
+    return _REPEATED.sub(r"\1\1\1", text).strip()
+
+
+def readings(text: str) -> list[str]:
+    """What else `text`, already plain, can be read as; at most READING_COUNT_MAX, often none."""
+    found = dict.fromkeys(
+        reading.strip()[:READING_LENGTH_MAX]
+        for reading in encodings.decoded(text[: 4 * READING_LENGTH_MAX])
+    )
+    found.pop(text, None)
+    found.pop("", None)
+    return list(found)[:READING_COUNT_MAX]
+
+
+def _untagged(match: re.Match[str]) -> str:
+    """ASCII out of tag characters (U+E0020 to U+E007E), which are drawn as nothing."""
+    return "".join(chr(ord(tag) - 0xE0000) for tag in match.group())
+
+
+def _latin(match: re.Match[str]) -> str:
+    """A word that mixes Latin letters with look-alikes of them, in Latin letters only."""
+    word = match.group()
+    if word.isascii():
+        return word
+    changed = word.translate(_LOOKALIKES)
+    mixed = any(c.isascii() for c in word)
+    return changed if mixed and changed.isascii() else word

@@ -1,0 +1,106 @@
+"""The files of a trained classifier, checked by digest.
+
+ValueError
+└── ModelError    what is wrong with the folder, and how to mend it
+"""
+
+import hashlib
+import io
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from safety_svc.classifier import encoder
+from safety_svc.classifier.features import BUCKET_BITS
+from safety_svc.classifier.labels import CATEGORIES
+from safety_svc.classifier.linear import Linear
+
+SHIPPED = Path(__file__).with_name("weights")
+MANIFEST, GRAPH, LINEAR, TOKENIZER = "manifest.json", "encoder.onnx", "linear.npz", "tokenizer.json"
+FORMAT = 1
+
+
+class ModelError(ValueError):
+    """A folder that holds no usable classifier."""
+
+
+@dataclass(frozen=True, slots=True)
+class Weights:
+    """A loaded classifier.
+
+    Attributes:
+        digest: SHA-256 of the manifest, which names the digests of all other files.
+        gate: below this score of the first stage a text is harmless; range [0, 1).
+        slopes, offsets: calibration, probability = sigmoid(slope * logit + offset), [COUNT] each.
+    """
+
+    digest: str
+    linear: Linear
+    encoder: encoder.Encoder
+    gate: float
+    slopes: NDArray[np.float32]
+    offsets: NDArray[np.float32]
+
+
+def load(folder: Path) -> Weights:
+    """Reads and checks a folder; raises ModelError."""
+    data = _read(folder, MANIFEST)
+    try:
+        manifest = json.loads(data)
+        files: Mapping[str, str] = manifest["files"]
+        calibration = [manifest["calibration"][category] for category in CATEGORIES]
+        slopes, offsets = np.array(calibration, np.float32).T
+        found = manifest["format"], manifest["bucket_bits"], float(manifest["gate"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise ModelError(f"{folder / MANIFEST} is no manifest ({error}): train it anew.") from error
+    if found[:2] != (FORMAT, BUCKET_BITS):
+        raise ModelError(
+            f"{folder} has format {found[:2]}, this program reads {(FORMAT, BUCKET_BITS)}: "
+            "train it anew with `python -m safety_svc.train`."
+        )
+    parts = {name: _checked(folder, name, files) for name in (GRAPH, LINEAR, TOKENIZER)}
+    with np.load(io.BytesIO(parts[LINEAR])) as arrays:
+        linear = Linear(arrays["weights"], arrays["scales"], arrays["biases"])
+    return Weights(
+        digest=hashlib.sha256(data).hexdigest(),
+        linear=linear,
+        encoder=encoder.load(parts[GRAPH], parts[TOKENIZER].decode()),
+        gate=found[2],
+        slopes=slopes,
+        offsets=offsets,
+    )
+
+
+def write_manifest(folder: Path, **entries: Any) -> None:
+    """Writes the manifest of the files in `folder`, with their digests."""
+    names = (GRAPH, LINEAR, TOKENIZER)
+    files = {name: hashlib.sha256((folder / name).read_bytes()).hexdigest() for name in names}
+    content = {"format": FORMAT, "bucket_bits": BUCKET_BITS, **entries, "files": files}
+    text = json.dumps(content, indent=1) + "\n"
+    (folder / MANIFEST).write_text(text, encoding="utf-8")
+
+
+def _read(folder: Path, name: str) -> bytes:
+    try:
+        return (folder / name).read_bytes()
+    except OSError as error:
+        raise ModelError(
+            f"{folder / name}: {error.strerror}; the folder of a classifier holds {MANIFEST}, "
+            f"{GRAPH}, {LINEAR} and {TOKENIZER}."
+        ) from error
+
+
+def _checked(folder: Path, name: str, files: Mapping[str, str]) -> bytes:
+    data = _read(folder, name)
+    digest = hashlib.sha256(data).hexdigest()
+    if digest != files.get(name):
+        raise ModelError(
+            f"{folder / name} has SHA-256 {digest}, the manifest says {files.get(name)}: the file "
+            "is damaged or of another model; take both from one release."
+        )
+    return data

