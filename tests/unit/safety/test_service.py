@@ -87,8 +87,15 @@ def delta(text: str, token_count: int = 1) -> pb.ScreenReplyRequest:
 END = pb.ScreenReplyRequest(end=pb.ReplyEnd())
 
 
-async def reply(served: Served, *requests: pb.ScreenReplyRequest) -> list[pb.ScreenReplyResponse]:
-    return [response async for response in served.stub.ScreenReply(iter(requests))]
+async def reply(
+    served: Served, *requests: pb.ScreenReplyRequest, close: bool = True
+) -> list[pb.ScreenReplyResponse]:
+    call = served.stub.ScreenReply()
+    for request in requests:
+        await call.write(request)
+    if close:  # to close what the server has refused already could hide its reason
+        await call.done_writing()
+    return [response async for response in call]
 
 
 @contextlib.asynccontextmanager
@@ -259,7 +266,7 @@ async def test_without_a_policy_nothing_is_judged(tmp_path: Path) -> None:
         for call in (
             served.stub.ScreenPrompt(prompt("Hi")),
             served.stub.GetPolicy(pb.GetPolicyRequest()),
-            reply(served, start(), END),
+            reply(served, start(), close=False),
         ):
             async with refused(grpc.StatusCode.FAILED_PRECONDITION, "NO_POLICY"):
                 await call
