@@ -7,6 +7,7 @@ and, as the last line, JSON.
 
 import argparse
 import asyncio
+import importlib.util
 import json
 import random
 import statistics
@@ -138,6 +139,8 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--out", type=Path, help="PNG to write; needs matplotlib")
     options = parser.parse_args(arguments)
+    if options.out and importlib.util.find_spec("matplotlib") is None:
+        parser.error("--out needs matplotlib: pip install -e '.[training]'")
     settings = Settings(model=options.model, redis_url=UNUSED_REDIS)
     model = open_model(options.model, "")
     levels = asyncio.run(measure(model, settings, options))

@@ -22,7 +22,7 @@ from gateway.domain import (
 
 INSTANCE_KEY = "x-chatmesh-instance"
 PRIORITIES = {
-    # Cannot starve: a node serves who has waited long before all priorities.
+    # Cannot starve: a class in which somebody waits long gets every second place of a node.
     "free": pb.PRIORITY_LOW,
     "pro": pb.PRIORITY_NORMAL,
     "enterprise": pb.PRIORITY_HIGH,

@@ -103,7 +103,7 @@ def recheck(path: Path) -> int:
 
 def main() -> int:
     """Runs the attacks; exit status 1 when the mesh did not answer them."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(prog="safety_svc.redteam", description=__doc__)
     parser.add_argument("--template", action="append", default=[], help="only this one; repeatable")
     parser.add_argument("--seeds", type=int, default=1_000, help="at most so many for a template")
     parser.add_argument("--concurrency", type=int, default=4)

@@ -25,17 +25,15 @@ from inference_svc.engine.torch.metrics import EngineMetrics
 from inference_svc.engine.torch.model_runner import Computed, ModelRunner
 from inference_svc.engine.torch.plan import Chunk, Plan
 from inference_svc.engine.torch.sampler import Ask, Outcome, sample_batch
+from inference_svc.engine.torch.scheduler import Proposer
 from inference_svc.engine.torch.sequence import Sequence
 from inference_svc.engine.torch.transcript import DIGIT_COUNT, Limits, Transcript
 
 log = structlog.get_logger()
 
 
-class Drafter(Protocol):
-    """Guesses what comes next; see `speculation`."""
-
-    def propose(self, asks: Row[tuple[Sequence, int]]) -> list[list[int]]:
-        """For each decoding sequence at most so many token ids, possibly none."""
+class Drafter(Proposer, Protocol):
+    """A proposer that is told what became of its guesses; see `speculation`."""
 
     def report(self, sequence: Sequence, drafted_count: int, accepted_count: int) -> None:
         """So many of the guesses that were tried stand."""
