@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from safety_svc.detectors.base import Category
-from safety_svc.train.row import Row, harmless, spelled
+from safety_svc.train.row import Row, harmless, spelled, unasked
 
 REQUEST, TASK, TOPIC, PASSAGE, CODE = "<request>", "<task>", "<topic>", "<passage>", "<code>"
 ENCODED, HARM = "<encoded>", "<harm>"
@@ -49,7 +49,10 @@ def wrapped(requests: Sequence[Row], parts: Parts, rng: random.Random, count: in
         if soft and inner.unsafe == 0:
             yield harmless(text, "wrapped", "framed")
             continue
-        labels = {k: v for k, v in inner.labels.items() if v == 1} if REQUEST in wrapper else {}
+        labels = unasked(wrapper)
+        if REQUEST in wrapper:
+            both = {one: 0 for one in labels if inner.labels.get(one) == 0}
+            labels = both | {one: 1 for one, value in inner.labels.items() if value == 1}
         overrides = {Category.PROMPT_INJECTION: 1} if _overrides(wrapper) else {}
         yield Row(text, "wrapped", "jailbreak", {**labels, **overrides, Category.JAILBREAK: 1}, 1)
 
@@ -66,18 +69,16 @@ def planted(parts: Parts, rng: random.Random, count: int) -> Iterator[Row]:
     """Documents with instructions for the assistant, and user texts that carry them."""
     for _ in range(count if parts.injections and parts.passages else 0):
         task = spelled(rng.choice(parts.tasks), rng)
-        attack = spelled(rng.choice(parts.injections), rng).replace(TASK, task)
+        order = spelled(rng.choice(parts.injections), rng).replace(TASK, task)
         carrier = rng.choice(parts.passages)
-        labels = {Category.PROMPT_INJECTION: 1}
+        labels = unasked(order) | {Category.PROMPT_INJECTION: 1}
         if rng.random() < 0.25:
             question = spelled(rng.choice(parts.ordinary), rng)
-            text = (
-                f"{_filled(question, parts, rng)[:400]} {attack}" if rng.random() < 0.7 else attack
-            )
-            yield Row(text, "planted", "user_injection", labels, 1)
+            before = f"{_filled(question, parts, rng)[:400]} " if rng.random() < 0.7 else ""
+            yield Row(before + order, "planted", "user_injection", labels, 1)
             continue
         at = rng.choice((0, len(carrier), carrier.find(". ") + 2))
-        text = f"{carrier[:at]} {attack} {carrier[at:]}".strip()
+        text = f"{carrier[:at]} {order} {carrier[at:]}".strip()
         yield Row(text, "planted", "injection", labels, 1, document=True)
 
 

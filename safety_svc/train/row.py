@@ -33,6 +33,28 @@ _BESIDE: Mapping[Category, frozenset[Category]] = {
     _C.PRIVACY: frozenset({_C.ILLICIT, _C.HARASSMENT, _C.MALWARE}),
 }
 
+# Words without which an attack on the model asks for no such harm. Data sets of attacks do not say
+# what the attack is for: with that unknown, a model learns that attacks are everything at once.
+_ASKED_BY: Mapping[Category, re.Pattern[str]] = {
+    category: re.compile(words)
+    for category, words in {
+        _C.HATE: "hate|racis|sexis|slur|nazi|jew|muslim|black|gay|women|immigra|offens|discrimin",
+        _C.HATE_THREATENING: "hate|racis|nazi|jew|muslim|gay|immigra|kill|exterminat",
+        _C.HARASSMENT: "insult|bull(y|ie)|harass|offens|humiliat|mock|threat|stalk|hate|rude|swear",
+        _C.VIOLENCE: "kill|murder|violen|attack|weapon|bomb|shoot|hurt|harm|tortur|blood|poison",
+        _C.VIOLENCE_GRAPHIC: "gore|blood|graphic|tortur|mutilat|gruesome|dismember",
+        _C.SELF_HARM: "suicid|self.harm|kill (your|my)self|anorex|starv",
+        _C.SEXUAL: "sex|porn|erotic|nsfw|nude|naked|explicit|adult|fetish|kink|seduc",
+        _C.SEXUAL_MINORS: r"child|minor|under.?age|teen|\bkids?\b|loli|school",
+        _C.ILLICIT: "illegal|illicit|crim|drug|steal|fraud|scam|hack|bomb|launder|weapon|immoral"
+        "|unethical|harmful|danger|bypass|law|phish|meth|password|counterfeit|transfer",
+        _C.ILLICIT_WEAPONS: "bomb|weapon|gun|explosi|poison|grenade|nuclear|chemical|firearm",
+        _C.MALWARE: "malware|virus|ransom|exploit|hack|curl|rm -rf|script|payload|keylog|code|troj",
+        _C.PRIVACY: "password|personal|private|address|e-?mail|phone|data|credential|dox|track"
+        "|stalk|key|card|secret|contact|inbox|invoice",
+    }.items()
+}
+
 
 @dataclass(frozen=True, slots=True)
 class Row:
@@ -75,6 +97,19 @@ def harmful(text: str, source: str, kind: str, *categories: Category, **more: ob
         labels |= dict.fromkeys(set(known()) - beside, 0)
         labels |= dict.fromkeys(categories, 1)
     return Row(text, source, kind, labels, 1, **more)  # type: ignore[arg-type]
+
+
+def attack(
+    text: str, source: str, kind: str, labels: Mapping[Category, int], **more: object
+) -> Row:
+    """An attack on the model: `labels`; harms it has no word of are absent, others unknown."""
+    return Row(text, source, kind, {**unasked(text), **labels}, 1, **more)  # type: ignore[arg-type]
+
+
+def unasked(text: str) -> dict[Category, int]:
+    """A 0 for each harm of which an attack has no word."""
+    lowered = text.lower()
+    return {one: 0 for one, words in _ASKED_BY.items() if not words.search(lowered)}
 
 
 def known() -> list[Category]:

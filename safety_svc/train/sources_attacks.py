@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from safety_svc.detectors.base import Category
-from safety_svc.train.row import Row, harmless
+from safety_svc.train.row import Row, attack, harmless, unasked
 from safety_svc.train.sources_harm import json_lines
 
 # Long attacks are learned in parts of about one window; the first ones tell most.
@@ -22,14 +22,15 @@ def attack_rows(data: Path) -> Iterator[Row]:
             labels = {Category.JAILBREAK: 1}
             group = f"wild-{row['text'][:60]}"
             weight = 1.0 if number == 0 else 0.5
-            yield Row(part, "inthewild", "jailbreak", labels, 1, weight=weight, group=group)
+            yield attack(part, "inthewild", "jailbreak", labels, weight=weight, group=group)
     for row in json_lines(data / "giskard-injections" / "prompt_injections.jsonl.gz"):
         label = Category.JAILBREAK if row["group"] == "Jailbreak" else Category.PROMPT_INJECTION
         kind = "jailbreak" if label is Category.JAILBREAK else "user_injection"
-        yield Row(row["prompt"][:PART_LENGTH], "giskard", kind, {label: 1}, 1)
+        yield attack(row["prompt"][:PART_LENGTH], "giskard", kind, {label: 1})
     for row in json_lines(data / "deepset-injections-train" / "train.jsonl.gz"):
         if row["label"]:
-            yield Row(row["text"], "deepset", "user_injection", {Category.PROMPT_INJECTION: 1}, 1)
+            labels = {Category.PROMPT_INJECTION: 1}
+            yield attack(row["text"], "deepset", "user_injection", labels)
         else:
             yield harmless(row["text"], "deepset", "ordinary")
     yield from _indirect(data)
@@ -56,10 +57,10 @@ def _indirect(data: Path) -> Iterator[Row]:
     for name, kind in (("text_attack_train", "injection"), ("code_attack_train", "injection")):
         with gzip.open(folder / f"{name}.json.gz", "rt", encoding="utf-8") as file:
             attacks = list(itertools.chain.from_iterable(json.load(file).values()))
-        for number, attack in enumerate(attacks):
+        for number, order in enumerate(attacks):
             for mail in (mails[number % len(mails)], mails[(number * 7 + 3) % len(mails)]):
                 cut = mail[:350]
-                text = f"{cut} {attack}" if number % 2 else f"{attack} {cut}"
-                labels = {Category.PROMPT_INJECTION: 1}
-                group = f"bipia-{attack[:40]}"
+                text = f"{cut} {order}" if number % 2 else f"{order} {cut}"
+                labels = unasked(order) | {Category.PROMPT_INJECTION: 1}
+                group = f"bipia-{order[:40]}"
                 yield Row(text, "bipia", kind, labels, 1, document=True, group=group)
