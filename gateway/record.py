@@ -65,10 +65,6 @@ class Record:
     hold: HoldRequest
     answers: Sequence[Answer]
 
-    def mask(self, ask: Ask, prompt: Prompt) -> None:
-        """Takes the masked messages, which are kept, and their prompt, which is charged."""
-        self.ask, self.prompt = ask, prompt
-
 
 class Recorder:
     """Keeps turns; its work outlives the client."""
@@ -108,6 +104,19 @@ class Recorder:
             concluding = self._background.start(self._conclude(record), "conclude_turn")
             if wait_s:
                 await wait_at_most(concluding, wait_s)
+
+    async def mask(self, record: Record, ask: Ask, prompt: Prompt) -> None:
+        """Takes the masked messages, which are kept, and their prompt, which is charged.
+
+        A mask may be longer than what it hides: then the hold is raised first.
+
+        Raises:
+            MeshError: INSUFFICIENT_QUOTA and what else refuses that.
+        """
+        record.ask, record.prompt = ask, prompt
+        if len(prompt.token_ids) > record.hold.prompt_token_count:
+            record.hold.prompt_token_count = len(prompt.token_ids)
+            await self._billing.extend(record.hold)
 
     async def _hold(
         self, ask: Ask, caller: Caller, prompt: Prompt, lifetime_s: float

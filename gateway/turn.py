@@ -74,9 +74,9 @@ async def turn(ask: Ask, caller: Caller, up: Upstreams) -> AsyncGenerator[Event,
             if screened.masked:  # the model reads, and the thread keeps, the masked messages
                 ask = replace(ask, messages=screened.masked[len(thread.history) :])
                 prompt = await up.tokenizer.encode(
-                    model, screened.masked, prompt.max_tokens, prompt.max_tokens
+                    model, screened.masked, ask.max_tokens, prompt.max_tokens
                 )
-                record.mask(ask, prompt)
+                await up.recorder.mask(record, ask, prompt)
             choices = [
                 Choice(
                     answer,

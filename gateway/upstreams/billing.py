@@ -42,8 +42,17 @@ class Billing:
         return request
 
     async def extend(self, hold: pb.HoldRequest) -> None:
-        """Lets a hold live for its lifetime from now."""
-        request = pb.ExtendRequest(turn_id=hold.turn_id, lifetime=hold.lifetime)
+        """Lets a hold live for its lifetime from now, with at least the tokens it names.
+
+        Raises:
+            MeshError: INSUFFICIENT_QUOTA, SERVICE_UNAVAILABLE, TIMEOUT.
+        """
+        request = pb.ExtendRequest(
+            turn_id=hold.turn_id,
+            lifetime=hold.lifetime,
+            prompt_token_count=hold.prompt_token_count,
+            output_token_count_max=hold.output_token_count_max,
+        )
         with translated("billing"):
             await self._of(hold, lambda: self._quota.Extend(request))
 

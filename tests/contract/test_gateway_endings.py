@@ -85,6 +85,41 @@ async def test_the_model_reads_and_the_thread_keeps_a_masked_prompt():
     assert kept[:2] == ["Be kind.", masked]
 
 
+def masked_to(replacement: str) -> Fakes:
+    """Fakes that mask the word FORBIDDEN at the beginning of a prompt."""
+    fakes = Fakes()
+    fakes.safety.bad_prompt_action = safety_pb2.ACTION_REDACT
+    mask = safety_pb2.Mask(start_offset=0, end_offset=9, replacement=replacement)
+    fakes.safety.bad_prompt_masks = [mask]
+    return fakes
+
+
+@pytest.mark.parametrize(("mask", "raised"), [("[it]", False), ("[taken out by the policy]", True)])
+async def test_a_mask_longer_than_what_it_hides_is_held_before_it_is_charged(mask, raised):
+    fakes = masked_to(mask)
+    async with running_gateway(fakes) as gateway:
+        answer = await gateway.post({"messages": [{"role": "user", "content": "FORBIDDEN"}]})
+        await gateway.background.finish()
+    assert answer.status == 200
+    charged = fakes.billing.settled[TURN].prompt_token_count
+    held = fakes.billing.holds[TURN].prompt_token_count
+    assert (charged > held) == raised
+    assert [each.prompt_token_count for each in fakes.billing.extended] == [charged] * raised
+
+
+async def test_a_longer_mask_that_the_budget_does_not_cover_ends_the_turn_unused():
+    """INSUFFICIENT_QUOTA."""
+    fakes = masked_to("[taken out by the policy]")
+    broke = failure(grpc.StatusCode.RESOURCE_EXHAUSTED, "BUDGET_EXHAUSTED")
+    fakes.billing.faults.add("Extend", broke)
+    async with running_gateway(fakes) as gateway:
+        answer = await gateway.post({"messages": [{"role": "user", "content": "FORBIDDEN"}]})
+        await gateway.background.finish()
+    assert (answer.status, answer.json["error"]["code"]) == (429, "insufficient_quota")
+    assert fakes.inference.requests == []
+    assert fakes.billing.released == [TURN]
+
+
 async def test_an_answer_is_masked_while_it_streams():
     fakes = Fakes()
     fakes.inference.scripts = [Script(["Mail ", "a@b.de", " now", "."], gate_at=3)]

@@ -54,6 +54,7 @@ class FakeBilling(
         self.holds: dict[str, billing_pb2.HoldRequest] = {}
         self.settled: dict[str, billing_pb2.SettleRequest] = {}
         self.released: list[str] = []
+        self.extended: list[billing_pb2.ExtendRequest] = []
         self.concluded = asyncio.Event()
         self.keys: dict[bytes, billing_pb2.ResolveKeyResponse] = {}
         self.subjects: list[billing_pb2.ResolveSubjectRequest] = []
@@ -75,6 +76,7 @@ class FakeBilling(
 
     async def Extend(self, request, context):
         self._note("Extend")
+        self.extended.append(request)
         return billing_pb2.ExtendResponse()
 
     async def Settle(self, request, context):

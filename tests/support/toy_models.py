@@ -6,7 +6,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from inference_svc.model_folder import ModelFolder, open_model
-from tests.unit.inference.conftest import WORDS, write_model
+from tests.support.toy_folder import WORDS, write_model
 
 VOCABULARY = 2 + 256 + len(WORDS)
 CONTEXT = 512

@@ -9,7 +9,7 @@ from inference_svc.engine.torch.models.config import read_config
 from inference_svc.engine.torch.models.weight_cache import open_weights
 from inference_svc.engine.torch.models.weights import ModelWeights
 from inference_svc.model_folder import ModelFolder
-from tests.unit.inference.conftest import write_model
+from tests.support.toy_folder import write_model
 
 
 def copied(model: ModelFolder, folder: Path, **config: object) -> Path:

@@ -1,61 +1,14 @@
-"""A model folder of a few bytes: byte-level BPE, config, no weights."""
+"""Models for the tests: one of a few bytes without weights, toy weights, the one that ships."""
 
-import json
-from pathlib import Path
+from collections.abc import Iterator
 
 import pytest
+import torch
 
-from inference_svc.engine.vocabulary import byte_alphabet
 from inference_svc.model_folder import ModelFolder, open_model
-
-EOS, PAD = 0, 1
-WORDS = [
-    "the",
-    " the",
-    " river",
-    " garden",
-    " mill",
-    " and",
-    "er",
-    "in",
-    "END",
-    " stop",
-    "ST",
-    "OP",
-]
-
-
-def tokenizer_document() -> dict:
-    letters = {byte: piece for piece, byte in byte_alphabet().items()}
-    vocab = {"<|im_end|>": EOS, "<|pad|>": PAD}
-    for byte in range(256):
-        vocab[letters[byte]] = len(vocab)
-    for word in WORDS:
-        vocab["".join(letters[byte] for byte in word.encode())] = len(vocab)
-    plain = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
-    added = [
-        {"id": EOS, "content": "<|im_end|>", "special": True, **plain},
-        {"id": PAD, "content": "<|pad|>", "special": True, **plain},
-    ]
-    return {
-        "added_tokens": added,
-        "decoder": {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True},
-        "model": {"type": "BPE", "vocab": vocab, "merges": []},
-    }
-
-
-def write_model(folder: Path, **config: object) -> Path:
-    folder.mkdir(parents=True, exist_ok=True)
-    base = {
-        "architectures": ["LlamaForCausalLM"],
-        "model_type": "llama",
-        "vocab_size": 2 + 256 + len(WORDS),
-        "max_position_embeddings": 512,
-        "eos_token_id": EOS,
-    }
-    (folder / "config.json").write_text(json.dumps(base | config))
-    (folder / "tokenizer.json").write_text(json.dumps(tokenizer_document()))
-    return folder
+from inference_svc.settings import MODEL_DEFAULT
+from tests.support.toy_folder import write_model
+from tests.support.toy_models import FAMILIES, make_model
 
 
 @pytest.fixture(scope="session")
@@ -63,7 +16,26 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> ModelFolder:
     return open_model(str(write_model(tmp_path_factory.mktemp("models") / "toy")))
 
 
-def ids_of(model: ModelFolder, text: str) -> list[int]:
-    """One token a byte: enough to spell anything."""
-    table = {model.vocabulary.token_bytes(i): i for i in range(2, 258)}
-    return [table[bytes([byte])] for byte in text.encode()]
+@pytest.fixture(scope="session")
+def shipped() -> ModelFolder:
+    return open_model(str(MODEL_DEFAULT))
+
+
+@pytest.fixture(scope="session")
+def llama(tmp_path_factory: pytest.TempPathFactory) -> ModelFolder:
+    return make_model(tmp_path_factory.mktemp("weights") / "llama", "llama")
+
+
+@pytest.fixture(scope="session")
+def qwen3(tmp_path_factory: pytest.TempPathFactory) -> ModelFolder:
+    family, config = FAMILIES["qwen3-biases"]
+    return make_model(tmp_path_factory.mktemp("weights") / "qwen3", family, **config)
+
+
+@pytest.fixture(scope="module")
+def one_thread() -> Iterator[None]:
+    """torch computes on one thread, so that its sums have one order."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)

@@ -27,8 +27,10 @@ from inference_svc.engine.torch.models.config import read_config
 from inference_svc.model_folder import ModelFolder, open_model
 from inference_svc.settings import MODEL_DEFAULT
 from tests.support.backends import BACKENDS, CASES, EXACT_CASES, opened
+from tests.support.toy_folder import write_model
 from tests.support.toy_models import FAMILIES, make_model, prompt
-from tests.unit.inference.conftest import write_model
+
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 ROOT = Path(__file__).resolve().parents[3]
 BLOCK_COUNT = 60
@@ -55,14 +57,6 @@ class Piece:
     end: int
     samples: bool = True
     draft_token_ids: tuple[int, ...] = field(default=())
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="session")

@@ -14,9 +14,7 @@ from inference_svc.engine.protocol import BadFormatError, FormatKind, ResponseFo
 from inference_svc.engine.torch import constrained
 from inference_svc.engine.torch.constrained import GrammarCompiler
 from inference_svc.engine.torch.sampler import Ask
-from inference_svc.model_folder import open_model
-from inference_svc.settings import MODEL_DEFAULT
-from tests.unit.inference.conftest import EOS, ids_of
+from tests.support.toy_folder import EOS, ids_of
 from tests.unit.inference.sampling import ask, sequence
 from tests.unit.inference.schemas import schemas
 
@@ -40,11 +38,6 @@ def json_schema(schema: object) -> ResponseFormat:
 WIDE = json_schema(
     {"type": "object", "properties": {f"p{i}": {"type": "string"} for i in range(900)}}
 )
-
-
-@pytest.fixture(scope="module")
-def shipped():
-    return open_model(str(MODEL_DEFAULT))
 
 
 @pytest.fixture(scope="module")

@@ -19,8 +19,6 @@ from inference_svc.engine.protocol import (
     StopRule,
 )
 from inference_svc.engine.torch.engine import TorchEngine, TorchOptions
-from inference_svc.model_folder import open_model
-from inference_svc.settings import MODEL_DEFAULT
 
 SCHEMA = {
     "type": "object",
@@ -41,11 +39,6 @@ FORMATS = {
 PROMPT = (
     "<|im_start|>user\nTell me about a boy who is ten years old.<|im_end|>\n<|im_start|>assistant\n"
 )
-
-
-@pytest.fixture(scope="module")
-def shipped():
-    return open_model(str(MODEL_DEFAULT))
 
 
 @pytest.fixture(scope="module")

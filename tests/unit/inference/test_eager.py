@@ -18,13 +18,7 @@ from inference_svc.engine.torch.eager.invariant import (
 from inference_svc.engine.torch.models.numbers import to_int8
 from inference_svc.engine.torch.models.weights import Matrix
 
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def padded_rows(rows: torch.Tensor, multiple: int) -> torch.Tensor:

@@ -15,7 +15,7 @@ from inference_svc.engine.simulated import AnswerLength, SimulatedEngine, Timing
 from inference_svc.engine.vocabulary import read_vocabulary
 from inference_svc.model_folder import ModelFolder, open_model
 from inference_svc.settings import Settings
-from tests.unit.inference.conftest import write_model
+from tests.support.toy_folder import write_model
 
 REDIS = "redis://127.0.0.1:1/0"
 

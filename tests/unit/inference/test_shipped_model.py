@@ -16,8 +16,7 @@ from inference_svc.engine.protocol import (
     StopRule,
 )
 from inference_svc.engine.torch.engine import TorchEngine, TorchOptions
-from inference_svc.model_folder import ModelFolder, open_model
-from inference_svc.settings import MODEL_DEFAULT
+from inference_svc.model_folder import ModelFolder
 from tests.support.backends import EXACT_CASES
 
 CASES = [case for case in EXACT_CASES if case[1] in (("f32", "f32"), ("int8", "int8"))]
@@ -29,11 +28,6 @@ SCHEMA = {
     "required": ["name", "age"],
     "additionalProperties": False,
 }
-
-
-@pytest.fixture(scope="module")
-def shipped() -> ModelFolder:
-    return open_model(str(MODEL_DEFAULT))
 
 
 def asking(model: ModelFolder, question: str, limit: int = 20, **fields) -> EngineRequest:

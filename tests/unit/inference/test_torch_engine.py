@@ -8,7 +8,6 @@ from collections.abc import AsyncIterator
 from dataclasses import replace
 
 import pytest
-import torch
 from prometheus_client import REGISTRY
 from safetensors.torch import load_file, save_file
 
@@ -29,18 +28,12 @@ from inference_svc.engine.torch.engine import TorchEngine, TorchOptions
 from inference_svc.engine.torch.transcript import replay
 from inference_svc.model_folder import ModelFolder, open_model
 from tests.support.backends import EXACT_CASES
+from tests.support.toy_folder import write_model
 from tests.support.toy_models import FAMILIES, VOCABULARY, make_model, prompt
-from tests.unit.inference.conftest import write_model
+
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 BACKENDS = sorted({backend for backend, _ in EXACT_CASES})
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module")

@@ -14,22 +14,9 @@ from inference_svc.engine.torch.models import weight_cache
 from inference_svc.engine.torch.models.tensor_files import TensorFiles
 from inference_svc.engine.torch.models.weight_cache import CachedWeights
 from inference_svc.engine.torch.models.weights import Checkpoint, ModelWeights
-from inference_svc.model_folder import ModelFolder, open_model
+from inference_svc.model_folder import open_model
 from inference_svc.settings import MODEL_DEFAULT
-from tests.support.toy_models import FAMILIES, make_model
 from tests.support.toy_weights import copied, load, same
-
-
-@pytest.fixture(scope="module")
-def llama(tmp_path_factory: pytest.TempPathFactory) -> ModelFolder:
-    return make_model(tmp_path_factory.mktemp("weights") / "llama", "llama")
-
-
-@pytest.fixture(scope="module")
-def qwen3(tmp_path_factory: pytest.TempPathFactory) -> ModelFolder:
-    family, config = FAMILIES["qwen3-biases"]
-    return make_model(tmp_path_factory.mktemp("weights") / "qwen3", family, **config)
-
 
 # ---- the cache of int8 weights
 

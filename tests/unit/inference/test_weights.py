@@ -13,21 +13,10 @@ from inference_svc.engine.protocol import EngineError
 from inference_svc.engine.torch.backends import open_backend
 from inference_svc.engine.torch.models.config import read_config
 from inference_svc.engine.torch.models.numbers import to_bf16, to_f32, to_int8
-from inference_svc.model_folder import ModelFolder, open_model
-from tests.support.toy_models import FAMILIES, LLAMA3, make_model
+from inference_svc.model_folder import open_model
+from tests.support.toy_folder import write_model
+from tests.support.toy_models import LLAMA3
 from tests.support.toy_weights import copied, everything, load, same
-from tests.unit.inference.conftest import write_model
-
-
-@pytest.fixture(scope="module")
-def llama(tmp_path_factory: pytest.TempPathFactory) -> ModelFolder:
-    return make_model(tmp_path_factory.mktemp("weights") / "llama", "llama")
-
-
-@pytest.fixture(scope="module")
-def qwen3(tmp_path_factory: pytest.TempPathFactory) -> ModelFolder:
-    family, config = FAMILIES["qwen3-biases"]
-    return make_model(tmp_path_factory.mktemp("weights") / "qwen3", family, **config)
 
 
 def test_numbers_are_rounded_as_torch_rounds_them() -> None:
