@@ -121,7 +121,7 @@ class Classifier:
     def _reading(self, text: str, document: bool, discount: float) -> Scores:
         """Scores of one reading: the highest over its parts that are not clearly harmless."""
         if len(text) <= _SHORT_LENGTH:
-            doubtful = self.first_stage(text) >= self._weights.gate
+            doubtful = self.first_stage(text) >= self._gate(document)
             parts = self._weights.encoder.windows(text) if doubtful else []
             logits = [self._weights.encoder.logits(one, document=document) for one in parts]
         else:
@@ -137,7 +137,7 @@ class Classifier:
         A request in the midst of harmless words is thin in every window; alone it is not. Each
         further look is one more chance to be wrong: it counts a little less.
         """
-        encoder, gate = self._weights.encoder, self._weights.gate
+        encoder, gate = self._weights.encoder, self._gate(document)
         windows = encoder.windows(text)
         rated = [(self.first_stage(text[one.start : one.end]), one) for one in windows]
         rated = sorted((pair for pair in rated if pair[0] >= gate), key=lambda pair: -pair[0])
@@ -154,6 +154,10 @@ class Classifier:
             for window in encoder.windows(sentence)[:1]:
                 logits.append(encoder.logits(window, document=False) - _SENTENCE_COST)
         return logits
+
+    def _gate(self, document: bool) -> float:
+        gates = self._weights.gates
+        return gates.document if document else gates.person
 
     def first_stage(self, text: str) -> float:
         """Score of the linear model: highest over the categories and the verdict, range [0, 1]."""

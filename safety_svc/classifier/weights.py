@@ -10,7 +10,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,11 +22,21 @@ from safety_svc.classifier.linear import Linear
 
 SHIPPED = Path(__file__).with_name("weights")
 MANIFEST, GRAPH, LINEAR, TOKENIZER = "manifest.json", "encoder.onnx", "linear.npz", "tokenizer.json"
-FORMAT = 1
+FORMAT = 2
 
 
 class ModelError(ValueError):
     """A folder that holds no usable classifier."""
+
+
+class Gates(NamedTuple):
+    """Below these scores of the first stage a text is harmless; range [0, 1).
+
+    Instructions hidden in documents look more like their surroundings than requests of people do.
+    """
+
+    person: float
+    document: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,14 +45,14 @@ class Weights:
 
     Attributes:
         digest: SHA-256 of the manifest, which names the digests of all other files.
-        gate: below this score of the first stage a text is harmless; range [0, 1).
+        gates: of the cascade.
         slopes, offsets: calibration, probability = sigmoid(slope * logit + offset), [COUNT] each.
     """
 
     digest: str
     linear: Linear
     encoder: encoder.Encoder
-    gate: float
+    gates: Gates
     slopes: NDArray[np.float32]
     offsets: NDArray[np.float32]
 
@@ -55,7 +65,7 @@ def load(folder: Path) -> Weights:
         files: Mapping[str, str] = manifest["files"]
         calibration = [manifest["calibration"][category] for category in CATEGORIES]
         slopes, offsets = np.array(calibration, np.float32).T
-        found = manifest["format"], manifest["bucket_bits"], float(manifest["gate"])
+        found = manifest["format"], manifest["bucket_bits"], Gates(**manifest["gates"])
     except (ValueError, KeyError, TypeError) as error:
         raise ModelError(f"{folder / MANIFEST} is no manifest ({error}): train it anew.") from error
     if found[:2] != (FORMAT, BUCKET_BITS):
@@ -70,7 +80,7 @@ def load(folder: Path) -> Weights:
         digest=hashlib.sha256(data).hexdigest(),
         linear=linear,
         encoder=encoder.load(parts[GRAPH], parts[TOKENIZER].decode()),
-        gate=found[2],
+        gates=found[2],
         slopes=slopes,
         offsets=offsets,
     )

@@ -120,13 +120,14 @@ def _publish(corpus: Corpus, arguments: argparse.Namespace, out: Path) -> None:
         "rows": {split: len(rows) for split, rows in corpus.rows.items()},
     }
     ones, zeros = np.ones(COUNT), np.zeros(COUNT)
-    card.write_manifest(out, 0.0, ones, zeros, about)
+    card.write_manifest(out, weights.Gates(0.0, 0.0), ones, zeros, about)
     fitted = calibrate.fitted(weights.load(out), corpus.rows[Split.DEV])
-    card.write_manifest(out, fitted.gate, fitted.slopes, fitted.offsets, about)
+    card.write_manifest(out, fitted.gates, fitted.slopes, fitted.offsets, about)
+    card.write_rows(out / "held_out.jsonl", corpus.rows[Split.TEST])
     figures = card.measured(out, corpus.rows[Split.TEST])
     (out / "held_out.json").write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
     (out / "MODEL_CARD.md").write_text(card.text(figures, corpus, about), encoding="utf-8")
-    print(f"written to {out}: gate {fitted.gate:.4f}", flush=True)
+    print(f"written to {out}: {fitted.gates}", flush=True)
 
 
 def _parsed() -> argparse.Namespace:

@@ -1,5 +1,6 @@
 """The manifest of a trained classifier and its model card, with measured figures."""
 
+import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,7 @@ _EXAMPLE_COUNT = 5
 
 def write_manifest(
     folder: Path,
-    gate: float,
+    gates: weights.Gates,
     slopes: NDArray[Any],
     offsets: NDArray[Any],
     about: Mapping[str, Any],
@@ -34,7 +35,8 @@ def write_manifest(
         category.value: [round(float(slope), 5), round(float(offset), 5)]
         for category, slope, offset in zip(CATEGORIES, slopes, offsets, strict=True)
     }
-    weights.write_manifest(folder, **about, gate=round(gate, 6), calibration=calibration)
+    rounded = {name: round(gate, 6) for name, gate in gates._asdict().items()}
+    weights.write_manifest(folder, **about, gates=rounded, calibration=calibration)
 
 
 def measured(folder: Path, held_out: Sequence[Row]) -> dict[str, Any]:
@@ -56,6 +58,18 @@ def as_given(row: Row) -> rows.Row:
     labels = {category: bool(label) for category, label in row.labels.items()}
     unsafe = None if row.unsafe is None else bool(row.unsafe)
     return rows.Row([Turn(audience_of(row), row.text)], unsafe, labels)
+
+
+def write_rows(path: Path, held_out: Sequence[Row]) -> None:
+    """Writes the rows of the held-out split, for `python -m safety_svc.evaluate`."""
+    with path.open("w", encoding="utf-8") as file:
+        for row in held_out:
+            role = "document" if row.document else "user"
+            content: dict[str, Any] = {"messages": [{"role": role, "content": row.text}]}
+            if row.unsafe is not None:
+                content["unsafe"] = row.unsafe
+            content["labels"] = {public_name(one): label for one, label in row.labels.items()}
+            file.write(json.dumps(content | {"source": row.source, "kind": row.kind}) + "\n")
 
 
 def _kind(screened: Sequence[screening.Screened]) -> dict[str, float]:

@@ -7,6 +7,7 @@ in training does not come back in a test.
 import base64
 import codecs
 import random
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
@@ -21,6 +22,11 @@ SOFT = "~"
 TURN = "\n\n"
 WRAPPED_LENGTH_MAX = 600
 FRAMED_LENGTH_MAX = 200
+_OVERRIDING = re.compile(
+    "ignor|disregard|system|im_start|override|(forget|drop|replace|above|previous|earlier|prior)"
+    ".{0,40}(rule|instruction|prompt|line|told|said|message)|(hidden|initial|your|secret)"
+    ".{0,20}(prompt|instruction|message)|vergiss|oublie|olvid|esquec|dimentic|forget everything"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,12 +63,9 @@ def wrapped(requests: Sequence[Row], parts: Parts, rng: random.Random, count: in
         yield Row(text, "wrapped", "jailbreak", {**labels, **overrides, Category.JAILBREAK: 1}, 1)
 
 
-def _overrides(wrapper: str) -> bool:
+def _overrides(text: str) -> bool:
     """True when a text sets former instructions aside or asks for hidden ones."""
-    text = wrapper.lower()
-    return any(
-        word in text for word in ("ignor", "disregard", "system", "previous rules", "im_start")
-    )
+    return _OVERRIDING.search(text.lower()) is not None
 
 
 def planted(parts: Parts, rng: random.Random, count: int) -> Iterator[Row]:
@@ -72,7 +75,8 @@ def planted(parts: Parts, rng: random.Random, count: int) -> Iterator[Row]:
         order = spelled(rng.choice(parts.injections), rng).replace(TASK, task)
         carrier = rng.choice(parts.passages)
         labels = unasked(order) | {Category.PROMPT_INJECTION: 1}
-        if rng.random() < 0.25:
+        # Of a person, an order is an attack only when it sets something aside.
+        if rng.random() < 0.4 and _overrides(order):
             question = spelled(rng.choice(parts.ordinary), rng)
             before = f"{_filled(question, parts, rng)[:400]} " if rng.random() < 0.7 else ""
             yield Row(before + order, "planted", "user_injection", labels, 1)

@@ -23,12 +23,13 @@ from safety_svc.train.sources_harmless import (
 from safety_svc.train.split import Split, groups, split_of
 
 # Composed rows for training; the other splits get shares of them.
-WRAPPED, PLANTED, TASKS, CONVERSATIONS = 3_000, 3_500, 3_000, 1_800
+WRAPPED, PLANTED, TASKS, CONVERSATIONS = 4_000, 5_000, 3_000, 1_800
 DOCUMENTS, FRAMED, QUESTIONED = 2_000, 1_800, 900
 SHARE = {Split.TRAIN: 1.0, Split.DEV: 0.1, Split.TEST: 0.15}
 AUGMENTED_SHARE = 0.12
 # Changed copies of the kinds that are rare and matter most.
-COPIES = {"blatant": 1, "harmful": 1, "lookalike": 2, "triggers": 3, "probe": 1, "about": 1}
+COPIES = {"blatant": 1, "own": 1, "harmful": 1, "foreign": 1, "probe": 1, "about": 1}
+COPIES |= {"lookalike": 2, "triggers": 3}
 
 # Shares of long or plentiful rows kept for training, by source and kind: they cost the most time
 # and teach the least.
@@ -103,10 +104,11 @@ def own_rows(rng: random.Random) -> Iterator[Row]:
         for text in variants(line, 7, rng):
             yield harmless(text, "own", "lookalike", group=f"own-harmless-{number}")
     for number, line in enumerate(lines("harmful.txt")):
-        words, pattern = line.split("\t")
+        words, pattern, *language = line.split("\t")
         categories = [Category(word) for word in words.split(",")]
+        kind = "foreign" if language else "own"
         for text in variants(pattern, 12, rng):
-            yield harmful(text, "own", "blatant", *categories, group=f"own-harmful-{number}")
+            yield harmful(text, "own", kind, *categories, group=f"own-harmful-{number}")
     for line in lines("about.txt"):
         for harm in rng.sample(lines("topics.txt"), 18):
             text = spelled(line, rng).replace(compose.HARM, harm)
@@ -120,7 +122,7 @@ def own_rows(rng: random.Random) -> Iterator[Row]:
 
 def _composed(data: Path, split: Split, rows: Sequence[Row], rng: random.Random) -> list[Row]:
     share = SHARE[split]
-    kinds = {"blatant", "harmful", "ordinary"}
+    kinds = {"blatant", "own", "harmful", "ordinary"}
     requests = [row for row in rows if row.kind in kinds and not row.document]
     parts = compose.Parts(
         wrappers=_of(lines("jailbreaks.txt"), split),

@@ -51,7 +51,8 @@ _ASKED_BY: Mapping[Category, re.Pattern[str]] = {
         _C.ILLICIT_WEAPONS: "bomb|weapon|gun|explosi|poison|grenade|nuclear|chemical|firearm",
         _C.MALWARE: "malware|virus|ransom|exploit|hack|curl|rm -rf|script|payload|keylog|code|troj",
         _C.PRIVACY: "password|personal|private|address|e-?mail|phone|data|credential|dox|track"
-        "|stalk|key|card|secret|contact|inbox|invoice",
+        "|stalk|key|card|secret|conta[ck]t|kontakt|inbox|invoice|daten|mot de passe|contrase|senha"
+        "|парол",
     }.items()
 }
 

@@ -94,9 +94,13 @@ def invented(draw: Draw) -> Pair:
 
 
 def unsafe(draw: Draw) -> Pair:
-    """A refusal against the beginning of compliance."""
+    """A refusal against the beginning of compliance, or against an answer to something else.
+
+    The second is what small models do; without it the pairs of `refused` alone would move them.
+    """
     exchange = safety.refusal(draw)[0]
-    return Pair(exchange.ask, exchange.say, draw.pick(COMPLIANCE), "unsafe")
+    rejected = draw.pick(COMPLIANCE) if draw.chance(0.4) else _answered(draw).say
+    return Pair(exchange.ask, exchange.say, rejected, "unsafe")
 
 
 def refused(draw: Draw) -> Pair:
@@ -143,7 +147,7 @@ KINDS: dict[Callable[[Draw], Pair], float] = {
     evasive: 2,
     invented: 2,
     unsafe: 4,
-    refused: 3,
+    refused: 2,
     rambling: 3,
     shuffled: 1,
     off_topic: 2,

@@ -4,6 +4,7 @@ import base64
 import itertools
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -153,7 +154,7 @@ def test_the_first_stage_only_spares_what_is_harmless_anyway(shipped: Classifier
     open_gate = Classifier(_without_gate())
     for text in [*HARMLESS, *(text for text, _ in OBVIOUS)]:
         spared, full = shipped.scores(text, USER), open_gate.scores(text, USER)
-        if shipped.first_stage(text) < shipped._weights.gate:
+        if shipped.first_stage(text) < shipped._weights.gates.person:
             assert spared.max() <= 0.02
             assert full.max() < 0.5
         else:
@@ -161,10 +162,7 @@ def test_the_first_stage_only_spares_what_is_harmless_anyway(shipped: Classifier
 
 
 def _without_gate() -> weights.Weights:
-    loaded = weights.load(weights.SHIPPED)
-    return weights.Weights(
-        loaded.digest, loaded.linear, loaded.encoder, 0.0, loaded.slopes, loaded.offsets
-    )
+    return replace(weights.load(weights.SHIPPED), gates=weights.Gates(0.0, 0.0))
 
 
 def test_the_weights_are_small_and_complete() -> None:
