@@ -2,11 +2,12 @@
 
     OMP_NUM_THREADS=1 python -m tests.bench.safety_latency ROWS.jsonl… [--tokens 128 512]
 
-Rows are those of `python -m safety_svc.evaluate`. Texts of a length are the rows' own words, rows
-of one verdict strung together and cut after so many tokens of the encoder. Harmless and harmful
-texts are timed apart, in turn: traffic is mostly the former, and the cascade lets most of it go
-after its first stage. Rules, policy and classifier run as in `ScreenPrompt`, without audit and
-network. Prints a table; the last line of stdout is one JSON object.
+Rows are those of `python -m safety_svc.evaluate`: single messages of users, of three quarters of
+that length to all of it, in tokens of the encoder; where there are few of them, shorter ones strung
+together and cut. Harmless and harmful ones are timed apart, in turn: traffic is mostly the former,
+and the cascade lets most of it go after its first stage. Rules, policy and classifier run as in
+`ScreenPrompt`, without audit and network. Prints a table; the last line of stdout is one JSON
+object.
 """
 
 import argparse
@@ -28,10 +29,21 @@ from safety_svc.policy_source import published
 from safety_svc.settings import POLICY
 
 WARM_UP_COUNT = 20
+WHOLE_COUNT_MIN = 50
 VERDICTS = {"harmless": False, "harmful": True}
 
 
-def texts(given: Sequence[str], tokenizer: Tokenizer, token_count: int) -> Iterator[str]:
+def texts(given: Sequence[str], tokenizer: Tokenizer, token_count: int) -> list[str]:
+    """Texts of 3/4 of `token_count` tokens to all of it: whole ones of `given`, or strung ones."""
+    counts = {
+        text: len(tokenizer.encode(text, add_special_tokens=False).ids)
+        for text in dict.fromkeys(given)
+    }
+    whole = [text for text, count in counts.items() if 0.75 * token_count <= count <= token_count]
+    return whole if len(whole) >= WHOLE_COUNT_MIN else list(strung(given, tokenizer, token_count))
+
+
+def strung(given: Sequence[str], tokenizer: Tokenizer, token_count: int) -> Iterator[str]:
     """Texts of `token_count` tokens: `given` one after the other, cut."""
     text = ""
     for part in given:
@@ -65,7 +77,7 @@ def main() -> None:
     print(f"{'tokens':>7} {'':10}{'texts':>7}{'p50 ms':>9}{'p99 ms':>9}{'prompts/s':>11}")
     for token_count in arguments.tokens:
         sets = {
-            name: list(texts(spoken(given, unsafe), tokenizer, token_count))[: arguments.count]
+            name: texts(spoken(given, unsafe), tokenizer, token_count)[: arguments.count]
             for name, unsafe in VERDICTS.items()
         }
         seconds = timed(screen, sets)
