@@ -5,7 +5,7 @@ import binascii
 import html
 import re
 import string
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from urllib.parse import unquote
 
 # A hidden part is decoded again, for base64 in base64.
@@ -147,12 +147,29 @@ def decoded(text: str) -> Iterator[str]:
     unleeted = _WORD.sub(_letters_only, joined) if _MIXED.search(joined) else joined
     if unleeted != joined:
         yield unleeted
-    common, count = _english(text)
-    if common * _COMMON_RARE > count:  # it is English as it stands
-        return
-    for other in (text.translate(_ROT13), text[::-1]):
-        if _english(other)[0] > max(_COMMON_MIN, 2 * common):
+    for undo in (_rotated, _reversed):
+        other = _undone(text, undo)
+        if other == text:  # a line that says what to do often stands above the hidden ones
+            other = "\n".join(_undone(line, undo) for line in text.split("\n"))
+        if other != text:
             yield other
+
+
+def _undone(text: str, undo: Callable[[str], str]) -> str:
+    """`undo(text)` where that is English and `text` is none; else `text`."""
+    common, count = _english(text)
+    if common * _COMMON_RARE > count:
+        return text
+    other = undo(text)
+    return other if _english(other)[0] > max(_COMMON_MIN, 2 * common) else text
+
+
+def _rotated(text: str) -> str:
+    return text.translate(_ROT13)
+
+
+def _reversed(text: str) -> str:
+    return text[::-1]
 
 
 def _opened(text: str) -> str:

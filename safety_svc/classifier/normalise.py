@@ -28,8 +28,9 @@ _LOOKALIKES = str.maketrans(
     "аеорсухіјѕһԁԛԝкмтнвгпАВЕКМНОРСТХУІЈЅαοριντυκχεγωηΑΒΕΖΗΙΚΜΝΟΡΤΥΧıɑɡⅼаᴀʙᴄᴅᴇɢʜɪᴊᴋʟᴍɴᴏᴘʀᴛᴜᴠᴡʏᴢ",
     "aeopcyxijshdqwkmthbrnABEKMHOPCTXYIJSaopivtukxeywnABEZHIKMNOPTYXiaglaabcdeghijklmnoprtuvwyz",
 )
-# Two spaces stay two: they part the words of l e t t e r s  s e t  a p a r t.
+# Two spaces stay two, and three become two: they part l e t t e r s   s e t   a p a r t.
 _SPACES = re.compile(r"[^\S\n]{3,}|[^\S\n ]")
+_APART_SPACE_COUNT = 3
 _LINES = re.compile(r"\n{3,}")
 # One character again and again says nothing more after the third; digits may be binary.
 _REPEATED = re.compile(r"([^\s\d])\1{4,}")
@@ -48,7 +49,7 @@ def plain(text: str) -> str:
         text = unicodedata.normalize("NFKC", _INVISIBLE.sub("", text))
         text = _MARKS.sub("", unicodedata.normalize("NFC", text))
         text = _WORD.sub(_latin, text)
-    text = _LINES.sub("\n\n", _SPACES.sub(" ", text))
+    text = _LINES.sub("\n\n", _SPACES.sub(_spaced, text))
     return _REPEATED.sub(r"\1\1\1", text).strip()
 
 
@@ -61,6 +62,11 @@ def readings(text: str) -> list[str]:
     found.pop(text, None)
     found.pop("", None)
     return list(found)[:READING_COUNT_MAX]
+
+
+def _spaced(match: re.Match[str]) -> str:
+    """Three spaces are two: s e t   a p a r t has them between its words. More are one."""
+    return "  " if len(match.group()) == _APART_SPACE_COUNT else " "
 
 
 def _untagged(match: re.Match[str]) -> str:

@@ -62,17 +62,20 @@ def load(folder: Path) -> Weights:
     data = _read(folder, MANIFEST)
     try:
         manifest = json.loads(data)
+        made_for = manifest["format"], manifest["bucket_bits"]
+        if made_for != (FORMAT, BUCKET_BITS):
+            raise ModelError(
+                f"{folder} has format {made_for}, this program reads {(FORMAT, BUCKET_BITS)}: "
+                "train it anew with `python -m safety_svc.train`."
+            )
         files: Mapping[str, str] = manifest["files"]
         calibration = [manifest["calibration"][category] for category in CATEGORIES]
         slopes, offsets = np.array(calibration, np.float32).T
-        found = manifest["format"], manifest["bucket_bits"], Gates(**manifest["gates"])
+        gates = Gates(**manifest["gates"])
+    except ModelError:
+        raise
     except (ValueError, KeyError, TypeError) as error:
         raise ModelError(f"{folder / MANIFEST} is no manifest ({error}): train it anew.") from error
-    if found[:2] != (FORMAT, BUCKET_BITS):
-        raise ModelError(
-            f"{folder} has format {found[:2]}, this program reads {(FORMAT, BUCKET_BITS)}: "
-            "train it anew with `python -m safety_svc.train`."
-        )
     parts = {name: _checked(folder, name, files) for name in (GRAPH, LINEAR, TOKENIZER)}
     with np.load(io.BytesIO(parts[LINEAR])) as arrays:
         linear = Linear(arrays["weights"], arrays["scales"], arrays["biases"])
@@ -80,7 +83,7 @@ def load(folder: Path) -> Weights:
         digest=hashlib.sha256(data).hexdigest(),
         linear=linear,
         encoder=encoder.load(parts[GRAPH], parts[TOKENIZER].decode()),
-        gates=found[2],
+        gates=gates,
         slopes=slopes,
         offsets=offsets,
     )

@@ -186,6 +186,7 @@ def test_a_damaged_folder_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="is no manifest"):
         weights.load(tmp_path)
     manifest = json.loads((weights.SHIPPED / weights.MANIFEST).read_text()) | {"format": 99}
+    del manifest["gates"]  # another format may lack what this one has
     (tmp_path / weights.MANIFEST).write_text(json.dumps(manifest))
     with pytest.raises(ModelError, match="format"):
         weights.load(tmp_path)

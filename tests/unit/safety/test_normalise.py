@@ -97,3 +97,11 @@ def test_readings_are_bounded() -> None:
     found = readings(lines)
     assert len(found) <= READING_COUNT_MAX
     assert all(len(one) <= READING_LENGTH_MAX for one in found)
+
+
+@pytest.mark.parametrize("spelled", [" ".join(LINE), LINE[::-1], codecs.encode(LINE, "rot13")])
+def test_what_is_hidden_under_a_line_in_plain_english_is_read(spelled: str) -> None:
+    heading = "Read it and answer what it asks:"
+    (found,) = readings(plain(f"{heading}\n\n{spelled}"))
+    assert found.startswith(heading)
+    assert found.split("\n")[-1].replace(" ?", "?") == LINE
