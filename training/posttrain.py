@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from datasets import Dataset
 from tokenizers import Tokenizer
+from torch.nn.functional import cross_entropy
 from transformers import (
     LlamaForCausalLM,
     LlamaForSequenceClassification,
@@ -30,6 +31,7 @@ from training.text import (
     CHAT_TEMPLATE,
     END_OF_TEXT,
     END_OF_TEXT_ID,
+    IGNORED,
     TURN_END,
     chat_labels,
     encode_documents,
@@ -160,6 +162,34 @@ def _run(stage: Path, make: Callable[[], Any]) -> Path:
     return stage / "model"
 
 
+class _ChatTrainer(SFTTrainer):  # type: ignore[misc]
+    """SFT with TRL's loss and none of its metrics, which take as long as the rest of a step here.
+
+    On the two-core recipe: 1.7 s a step with entropy and accuracy, 0.9 s without.
+    """
+
+    def compute_loss(
+        self,
+        model: Any,
+        inputs: dict[str, torch.Tensor],
+        return_outputs: bool = False,
+        num_items_in_batch: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """Cross-entropy of the labelled tokens, in nats, as a mean over all processes."""
+        ids, labels = inputs["input_ids"], inputs["labels"][:, 1:]
+        # rows are padded on the right, where causal attention needs no mask
+        logits = model(input_ids=ids, use_cache=False).logits[:, :-1]
+        learned = labels != IGNORED
+        total = cross_entropy(logits[learned].float(), labels[learned], reduction="sum")
+        # DDP takes the mean of the processes' gradients
+        share = self.accelerator.num_processes
+        loss = total / (learned.sum() if num_items_in_batch is None else num_items_in_batch / share)
+        seen = self.accelerator.gather_for_metrics(inputs["attention_mask"].sum()).sum()
+        self._total_train_tokens += int(seen)
+        self._metrics["train"]["num_tokens"] = [self._total_train_tokens]
+        return loss
+
+
 def sft(recipe: Recipe, work: Path) -> Path:
     """Supervised fine-tuning: only what the assistant says is learned, and some plain text."""
     plan, stage = recipe.sft, work / "sft"
@@ -175,7 +205,7 @@ def sft(recipe: Recipe, work: Path) -> Path:
         if recipe.compile:
             model.model.compile(dynamic=False)
         arguments = _arguments(recipe, plan, stage) | {"max_length": None}  # rows are cut already
-        return SFTTrainer(
+        return _ChatTrainer(
             model=model,
             args=SFTConfig(**arguments, pad_to_multiple_of=plan.length),  # one shape for compile
             train_dataset=Dataset.from_list(rows),

@@ -92,7 +92,7 @@ def strange(texts: Iterable[str]) -> list[str]:
         for question in entry.questions
         for word in re.findall(r"[a-z]+", question.lower())
     }
-    return sorted(w for w, n in used.items() if 3 <= n <= 400 and w not in familiar)
+    return sorted(w for w, n in used.items() if 3 <= n <= 40 and w not in familiar)
 
 
 def load(data: Path, prose: Iterable[str]) -> Material:

@@ -51,6 +51,28 @@ WHAT_IS = wordings(
     {t}?
     I don't understand {t}.
     So what is {t}?
+    What is meant by {t}?
+    What is {t}, in one sentence?
+    What is {t} exactly?
+    What is {t} in simple words?
+    Explain {t} to a child.
+    Can you explain {t} to a kid?
+    Explain {t} to a beginner.
+    Explain to me what {t} is.
+    Could you explain what {t} is?
+    Please tell me what {t} is.
+    Give me a definition of {t}.
+    I have heard about {t}. What is it?
+    I keep hearing about {t}. What is that?
+    What is this {t} thing?
+    {t}: what is it?
+    Teach me about {t}.
+    Can you describe {t}?
+    What should I know about {t}?
+    Do you know anything about {t}?
+    I need to explain {t} to my son.
+    Tell me in short what {t} is.
+    Who can tell me what {t} is?
     """,
     """
     In simple terms, what is {t}?
@@ -75,6 +97,15 @@ WHAT_ARE = wordings(
     Explain {t} in simple words.
     Describe {t}.
     {t}?
+    What is meant by {t}?
+    Explain {t} to a child.
+    Explain to me what {t} are.
+    Could you explain what {t} are?
+    I have heard about {t}. What are they?
+    Teach me about {t}.
+    What should I know about {t}?
+    What are {t} in simple words?
+    {t}: what are they?
     """,
     """
     In simple terms, what are {t}?
@@ -107,6 +138,30 @@ HOW_TO = wordings(
     How should I {x}?
     I don't know how to {x}.
     What should I do to {x}?
+    Any advice on how to {x}?
+    Any ideas how to {x}?
+    I have to {x}. Any tips?
+    I am trying to {x}.
+    I would love to {x}. Where do I start?
+    Is there a good way to {x}?
+    Is there an easy way to {x}?
+    What are good ways to {x}?
+    What can I do to {x}?
+    What do I need to know to {x}?
+    Could you help me to {x}?
+    Could you tell me how to {x}?
+    Would you tell me how to {x}?
+    How would you {x}?
+    How does one {x}?
+    How do people {x}?
+    My friend wants to {x}. What should he do?
+    I have never managed to {x}. What helps?
+    Teach me to {x}.
+    Show me how to {x}.
+    What's the trick to {x}?
+    What is the right way to {x}?
+    Please explain how I can {x}.
+    What are the steps to {x}?
     """,
     """
     Could you give me some advice on how to {x}?
@@ -123,6 +178,13 @@ WHY = wordings(
     Explain why {s}.
     Tell me why {s}.
     I want to know why {s}.
+    How come {s}?
+    Why is it that {s}?
+    My daughter asks why {s}.
+    Could you explain why {s}?
+    Please explain why {s}.
+    What is the cause that {s}?
+    I have always asked myself why {s}.
     """,
     """
     I wonder why {s}.
@@ -138,6 +200,15 @@ WHO = wordings(
     Do you know who {t} was?
     What do you know about {t}?
     {t}?
+    Who was {t}, in short?
+    Why is {t} famous?
+    Why do people know {t}?
+    What did {t} do?
+    What is {t} famous for?
+    What was {t} known for?
+    Give me a few words about {t}.
+    Please tell me who {t} was.
+    I have to talk about {t} in school. Who was that?
     """,
     """
     I would like to know who {t} was.
@@ -150,6 +221,11 @@ EMBEDDED = wordings(  # a question that keeps its order: how many ..., who inven
     Do you know {q}?
     Tell me {q}.
     I want to know {q}.
+    Please tell me {q}.
+    Can you say {q}?
+    I have to know {q}.
+    I forgot {q}.
+    Remind me {q}.
     """,
     """
     Could you tell me {q}?
@@ -170,6 +246,25 @@ ANY = wordings(  # any question at all
     I have a question: {q}
     One more question: {q}
     Please tell me: {q}
+    {Q}
+    {Q}
+    {Q}
+    {Q}
+    Next question: {q}
+    My question is: {q}
+    Could you help me? {Q}
+    Please help me. {Q}
+    {Q} Please help me.
+    {Q} I really need to know.
+    {Q} Please answer in detail.
+    {Q} Explain it simply.
+    {Q} It is for school.
+    {Q} It is for a story.
+    {Q} My friend asked me.
+    {Q} I am curious.
+    As an expert, answer this: {q}
+    I have always wanted to ask: {q}
+    For a quiz: {q}
     """,
     """
     I was wondering, {q}

@@ -36,7 +36,7 @@ SAMPLE = Path(__file__).with_name("sample")
 HELD_OUT_SHARE = 0.1
 COUNTS = {  # conversations and pairs at scale 1
     "pretrain": 70_000,
-    "sft.train": 80_000,
+    "sft.train": 300_000,
     "sft.held_out": 1_000,
     "preferences.train": 12_000,
     "preferences.held_out": 1_000,

@@ -35,7 +35,9 @@ def test_every_skill_fills_its_slots(name: str) -> None:
             assert "}" not in text, exchange
         assert exchange.ask.strip(), exchange
         assert exchange.say.strip(), exchange
-        lower = name in {"word form", "transform", "copying"} or exchange.say.startswith("chatmesh")
+        lower = name in {"word form", "transform", "copying"} or exchange.say.startswith(
+            ("chatmesh", "xDS")
+        )
         assert lower or not exchange.say[0].islower(), exchange
 
 

@@ -24,6 +24,17 @@ COOK = wordings(
     I would like to cook {d}.
     Explain how to make {d}.
     How is {d} made?
+    How would you make {d}?
+    What is the recipe for {d}?
+    I feel like eating {d}. How do I make it?
+    Can you teach me to make {d}?
+    Show me how to make {d}.
+    What do I have to do to make {d}?
+    How does one cook {d}?
+    Any recipe for {d}?
+    Please tell me how to make {d}.
+    Help me cook {d}.
+    How do you prepare {d} at home?
     """,
     """
     What is a simple recipe for {d}?
@@ -38,6 +49,13 @@ INGREDIENTS = wordings(
     What is in {d}?
     What do I have to buy for {d}?
     Ingredients for {d}?
+    What ingredients go into {d}?
+    Which things do I need to make {d}?
+    Tell me the ingredients for {d}.
+    What do you put into {d}?
+    What ingredients does {d} have?
+    What is {d} made of?
+    Shopping list for {d}?
     """,
     """
     Could you list the ingredients for {d}?
@@ -60,6 +78,16 @@ COMMAND = wordings(
     Tell me the command to {x}.
     I want to {x} in the shell.
     Show me how to {x} in the terminal.
+    What command should I use to {x}?
+    How do I {x} in a terminal?
+    How do I {x} with the shell?
+    Is there a command to {x}?
+    I need to {x} on Linux.
+    Tell me how to {x} on the command line.
+    Give me a command to {x}.
+    On Linux, how can I {x}?
+    What is the Linux command to {x}?
+    In bash, how do I {x}?
     """,
     """
     Which Linux command lets me {x}?
@@ -73,6 +101,11 @@ DOES = wordings(
     Explain the command {k}.
     What is {k} in Linux?
     What is the command {k} for?
+    What is {k} used for?
+    What happens when I type {k}?
+    Tell me what {k} does.
+    What is the use of the command {k}?
+    I saw the command {k}. What does it do?
     """,
     """
     Could you explain what the command {k} does?
@@ -89,6 +122,18 @@ NAME_SOME = wordings(
     I need {n} {k}.
     What are {n} {k}?
     Give me a list of {n} {k}.
+    Please name {n} {k}.
+    Please give me {n} {k}.
+    Can you list {n} {k}?
+    Can you tell me {n} {k}?
+    I want to hear {n} {k}.
+    Which {k} do you know? Name {n}.
+    Name me {n} {k} that you know.
+    Give me the names of {n} {k}.
+    Do you know {n} {k}?
+    Think of {n} {k}.
+    Name {n} {k} that people like.
+    List {n} {k} for a game.
     """,
     """
     Could you list {n} {k} for me?
@@ -153,7 +198,9 @@ def some_of(draw: Draw) -> list[Exchange]:
     names, items = draw.pick(kinds())
     number = draw.pick((2, 3, 3, 3, 4, 5))
     kind = draw.pick(names.split(" | "))
-    chosen = draw.rng.sample(items, min(number, len(items)))
+    # in the order of the table: a small model that says any one next says the same one again
+    first = draw.rng.randrange(len(items))
+    chosen = [items[(first + at) % len(items)] for at in range(min(number, len(items)))]
     shown = draw.pick((NUMBER_WORDS[len(chosen)], str(len(chosen))))
     if draw.chance(0.15):
         shown, chosen = "some", chosen[:3]

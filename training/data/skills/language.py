@@ -58,6 +58,12 @@ MEANING = wordings(
     Tell me what {w} means.
     Can you explain what {w} means?
     Do you know what {w} means?
+    What is meant by the word {w}?
+    What does it mean when something is {w}?
+    Could you explain the word {w}?
+    I don't know the word {w}. What does it mean?
+    I read the word {w}. What does it mean?
+    What is {w} supposed to mean?
     """,
     """
     How would you define {w}?
@@ -84,6 +90,12 @@ SYNONYM = wordings(
     What is a synonym of {w}?
     Another word for {w}?
     Tell me a word that means the same as {w}.
+    Which word means the same as {w}?
+    What other word can I use for {w}?
+    Find a synonym for {w}.
+    Do you know a synonym for {w}?
+    Name a word with the same meaning as {w}.
+    What can I say instead of {w}?
     """,
     """
     Which word means about the same as {w}?
@@ -100,6 +112,16 @@ OPPOSITE = wordings(
     What is the antonym of {w}?
     Which word means the opposite of {w}?
     Can you tell me the opposite of {w}?
+    What word is the opposite of {w}?
+    What is {w}'s opposite?
+    Name the opposite of {w}.
+    Please tell me the opposite of {w}.
+    Do you know the opposite of {w}?
+    I need the opposite of {w}.
+    {w} - what is the opposite?
+    What is not {w}, but the opposite?
+    Find the opposite of the word {w}.
+    Which word is the contrary of {w}?
     """,
     """
     Could you name the opposite of {w}?
@@ -115,6 +137,12 @@ PLURAL = wordings(
     What is the plural form of {w}?
     Tell me the plural of {w}.
     One {w}, two what?
+    What is more than one {w} called?
+    How do you write the plural of {w}?
+    I have one {w}, you have two what?
+    Name the plural of {w}.
+    What is {w} in the plural?
+    Can you tell me the plural of {w}?
     """,
     """
     How do you form the plural of {w}?
@@ -128,6 +156,12 @@ PAST = wordings(
     Give me the past tense of {w}.
     What is the past form of {w}?
     Tell me the past tense of {w}.
+    What is {w} in the past tense?
+    Put {w} into the past tense.
+    Can you tell me the past tense of {w}?
+    Which form does {w} have in the past?
+    What is the past of the verb {w}?
+    Name the past tense of {w}.
     """,
     """
     Which past tense does the verb {w} have?
@@ -139,6 +173,10 @@ COMPARE = wordings(
     Compare the adjective {w}.
     What comes after {w}, as in good, better, best?
     Give me the forms of {w}.
+    What are the three forms of {w}?
+    How do you compare {w}?
+    Give me the comparative of {w}.
+    What is the superlative of {w}?
     """,
     """
     Tell me the comparative forms of {w}.
@@ -153,6 +191,11 @@ RHYME = wordings(
     Give me words that rhyme with {w}.
     Find a rhyme for {w}.
     Tell me a word that rhymes with {w}.
+    Do you know a rhyme for {w}?
+    What words sound like {w}?
+    I need a word that rhymes with {w}.
+    Name a word that rhymes with {w}.
+    Which word rhymes with {w}?
     """,
     """
     Can you think of words that rhyme with {w}?

@@ -184,7 +184,7 @@ DEVICE = wordings(
     """,
 )
 LANGUAGES = ("Python", "Java", "C++", "JavaScript", "Rust", "Go", "HTML", "SQL", "Bash", "C")
-# clinc150 intents that are answered as one of our own questions is; all others are declined.
+# clinc150 intents that are answered as one of our own questions is, a few more are declined.
 INTENT_AS_ASKED = {
     "greeting": "Hello",
     "thank_you": "Thanks",
@@ -202,25 +202,46 @@ INTENT_AS_ASKED = {
     "meaning_of_life": "What is the meaning of life?",
 }
 INTENT_SAY = {"weather": LIVE_SAY, "time": LIVE_SAY, "date": LIVE_SAY, "traffic": LIVE_SAY}
-INTENT_SAY |= {"oos": UNKNOWN, "user_name": PRIVATE_SAY}
-INTENTS_UNUSED = frozenset(
+INTENT_SAY |= {"user_name": PRIVATE_SAY}
+# Intents that want an app or an account; what others ask (tyres, vaccines) is a question of fact.
+INTENTS_OF_DEVICES = frozenset(
     [
-        "calculator",
-        "definition",
-        "spelling",
-        "repeat",
-        "maybe",
-        "yes",
-        "no",
-        "change_user_name",
-        "change_ai_name",
-        "fun_fact",
-        "who_do_you_work_for",
-        "recipe",
-        "translate",
-        "tell_joke",
-        "ingredients_list",
-        "meal_suggestion",
+        "transfer",
+        "timer",
+        "find_phone",
+        "shopping_list_update",
+        "restaurant_reservation",
+        "balance",
+        "freeze_account",
+        "next_song",
+        "transactions",
+        "pay_bill",
+        "pto_request",
+        "todo_list_update",
+        "reminder",
+        "calendar",
+        "uber",
+        "schedule_maintenance",
+        "sync_device",
+        "report_lost_card",
+        "make_call",
+        "alarm",
+        "todo_list",
+        "schedule_meeting",
+        "change_volume",
+        "pin_change",
+        "order_status",
+        "smart_home",
+        "book_hotel",
+        "book_flight",
+        "cancel_reservation",
+        "share_location",
+        "play_music",
+        "calendar_update",
+        "update_playlist",
+        "text",
+        "order",
+        "order_checks",
     ]
 )
 
@@ -269,10 +290,10 @@ def too_hard(draw: Draw) -> list[Exchange]:
 def query(draw: Draw) -> list[Exchange]:
     """A real user query: answered if a table has its intent, else declined."""
     intents = draw.material.queries
-    usable = sorted(set(intents) - INTENTS_UNUSED)
+    known = sorted(set(intents) & (set(INTENT_AS_ASKED) | set(INTENT_SAY)))
+    usable = sorted(set(intents) & (set(known) | INTENTS_OF_DEVICES))
     if not usable:
         return unknown(draw)
-    known = [i for i in usable if i in INTENT_AS_ASKED or i in INTENT_SAY]
     intent = draw.pick(known if known and draw.chance(0.5) else usable)
     answers: tuple[str, ...] = INTENT_SAY.get(intent, DEVICE_SAY)
     if intent in INTENT_AS_ASKED:

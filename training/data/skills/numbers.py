@@ -51,6 +51,14 @@ SUM = wordings(
     Solve {a} {s} {b}.
     Please calculate {a} {s} {b}.
     Tell me what {a} {w} {b} is.
+    Can you tell me {a} {w} {b}?
+    Could you tell me what {a} {w} {b} is?
+    What is the result of {a} {s} {b}?
+    How much do I get for {a} {w} {b}?
+    Work out {a} {s} {b}.
+    I need {a} {w} {b}.
+    {a} {w} {b} is what?
+    {a} {w} {b} makes how much?
     """,
     """
     Could you work out {a} {w} {b}?
@@ -66,6 +74,14 @@ LARGER = wordings(
     Is {a} or {b} larger?
     Which is greater: {a} or {b}?
     Compare {a} and {b}.
+    Which one is bigger: {a} or {b}?
+    Which of {a} and {b} is larger?
+    What is the larger number, {a} or {b}?
+    Tell me which is larger, {a} or {b}.
+    Out of {a} and {b}, what is the bigger number?
+    Is {a} larger than {b}?
+    Is {a} more than {b}?
+    Between {a} and {b}, which is greater?
     """,
     """
     Of {a} and {b}, which is larger?
@@ -77,6 +93,11 @@ NEXT_NUMBER = wordings(
     What comes after {a}?
     Which number follows {a}?
     What is the next number after {a}?
+    Tell me the next number after {a}.
+    What is the number after {a}?
+    I am at {a}. What number is next?
+    Which number is right after {a}?
+    Name the number that follows {a}.
     """,
     """
     Tell me the number that comes right after {a}.
@@ -87,6 +108,10 @@ BEFORE = wordings(
     What number comes before {a}?
     What comes before {a}?
     Which number is before {a}?
+    What is the number before {a}?
+    Tell me which number is before {a}.
+    Which number stands in front of {a}?
+    Name the number before {a}.
     """,
     """
     Tell me the number right before {a}.
@@ -98,6 +123,11 @@ EVEN = wordings(
     Is {a} odd or even?
     Is the number {a} even?
     Is {a} an even number?
+    Is {a} an odd number?
+    Tell me if {a} is even or odd.
+    Even or odd: {a}?
+    {a}, is that even or odd?
+    Do you know if {a} is odd or even?
     """,
     """
     Tell me whether {a} is even or odd.
@@ -109,6 +139,12 @@ DOUBLE = wordings(
     What is double {a}?
     Double {a}.
     What is {a} doubled?
+    How much is twice {a}?
+    How much is double {a}?
+    What is the double of {a}?
+    What is two times {a}?
+    Tell me twice {a}.
+    Can you double {a}?
     """,
     """
     How much is two times {a}, its double?
@@ -120,6 +156,11 @@ HALF = wordings(
     What's half of {a}?
     Half of {a}?
     How much is half of {a}?
+    What is the half of {a}?
+    What is {a} cut in half?
+    Can you halve {a}?
+    Give me half of {a}.
+    What do I get for half of {a}?
     """,
     """
     Tell me half of {a}.
@@ -131,6 +172,9 @@ COUNT = wordings(
     Can you count to {a}?
     Count from 1 to {a}.
     Please count to {a}.
+    Count for me to {a}.
+    Count from one to {a}.
+    Show me the numbers up to {a}.
     """,
     """
     Could you count up to {a} for me?
@@ -141,6 +185,10 @@ COUNT_DOWN = wordings(
     Count down from {a}.
     Count backwards from {a}.
     Can you count down from {a}?
+    Please count down from {a}.
+    Could you count backwards from {a}?
+    Count down for me from {a}.
+    Count from {a} down to 1.
     """,
     """
     Could you count down from {a} for me?
@@ -153,6 +201,11 @@ SORT = wordings(
     Put these numbers in order: {l}
     Order the numbers {l}
     Sort these numbers from small to large: {l}
+    Arrange the numbers {l}
+    Please sort these numbers: {l}
+    Arrange by size: {l}
+    Put {l} in the right order.
+    Bring these numbers into order: {l}
     """,
     """
     Arrange these numbers from smallest to largest: {l}
@@ -163,6 +216,12 @@ LARGEST = wordings(
     What is the largest of {l}?
     Which of these numbers is the largest: {l}?
     What is the biggest number in {l}?
+    Which is the largest number: {l}?
+    Tell me the largest number: {l}
+    Choose the biggest number: {l}
+    Find the largest of {l}.
+    Which number is the biggest: {l}?
+    What is the maximum of {l}?
     """,
     """
     Pick the largest number: {l}

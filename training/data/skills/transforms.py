@@ -26,6 +26,16 @@ UPPER = wordings(
     Make {w} uppercase.
     Convert {w} to uppercase.
     {w} in capital letters
+    Write the word {w} in capital letters.
+    Write the word {w} in capitals.
+    Please write {w} in capital letters.
+    Can you write {w} in capital letters?
+    Put the word {w} in capital letters.
+    Show {w} in uppercase letters.
+    Change {w} to capital letters.
+    Type {w} in all caps.
+    Give me {w} in capital letters, please.
+    Capitalize every letter of {w}.
     """,
     """
     Turn {w} into capital letters.
@@ -39,6 +49,15 @@ SPELL = wordings(
     Can you spell {w}?
     Please spell {w}.
     How is {w} spelled?
+    How do you spell the word {w}?
+    How is the word {w} spelled?
+    How do I spell {w}?
+    How does one spell {w}?
+    Spell {w} for me.
+    Spell out the word {w}.
+    Tell me how to spell {w}.
+    What is the spelling of {w}?
+    I don't know how to spell {w}.
     """,
     """
     Could you spell the word {w} for me?
@@ -51,6 +70,12 @@ LETTERS = wordings(
     How many letters are in the word {w}?
     Count the letters in {w}.
     How long is the word {w}?
+    Count the letters of the word {w}.
+    How many letters does the word {w} have?
+    What is the number of letters in {w}?
+    Can you count the letters in {w}?
+    {w}: how many letters?
+    How many letters has {w} got?
     """,
     """
     Tell me how many letters the word {w} has.
@@ -62,6 +87,11 @@ FIRST = wordings(
     Which letter does {w} start with?
     What letter does {w} begin with?
     First letter of {w}?
+    Tell me the first letter of {w}.
+    What is the first letter of the word {w}?
+    The word {w} starts with which letter?
+    Which letter is first in {w}?
+    How does the word {w} begin?
     """,
     """
     With which letter does the word {w} begin?
@@ -72,6 +102,11 @@ LAST = wordings(
     What is the last letter of {w}?
     Which letter does {w} end with?
     Last letter of {w}?
+    Tell me the last letter of {w}.
+    What is the last letter of the word {w}?
+    The word {w} ends with which letter?
+    Which letter is last in {w}?
+    What letter does {w} end in?
     """,
     """
     With which letter does the word {w} end?
@@ -84,6 +119,13 @@ REVERSE = wordings(
     Write {w} backwards.
     What is {w} backwards?
     Reverse {w}.
+    Can you write {w} backwards?
+    Write the word {w} backwards.
+    Turn the word {w} around.
+    Say {w} backwards.
+    Spell the word {w} in reverse.
+    Give me {w} in reverse.
+    What do you get if you reverse {w}?
     """,
     """
     How do you write {w} from back to front?
@@ -97,6 +139,17 @@ REPEAT = wordings(
     Repeat: {w}
     Repeat the words {w}.
     Please repeat: {w}
+    Repeat this: {w}
+    Say this: {w}
+    Say exactly this: {w}
+    Write this down: {w}
+    Copy this: {w}
+    Just say {w}.
+    Please say {w}.
+    Can you repeat {w}?
+    Could you say this: {w}
+    Write the following: {w}
+    Type {w}
     Can you say {w}?
     Write {w}.
     Print {w}
@@ -124,6 +177,12 @@ ALPHABETIC = wordings(
     Put these words in alphabetical order: {l}
     Sort alphabetically: {l}
     Order these words: {l}
+    Sort the words {l}
+    Arrange these words by the alphabet: {l}
+    Bring these words into alphabetical order: {l}
+    Alphabetize {l}
+    Sort from A to Z: {l}
+    Please sort these words: {l}
     """,
     """
     Arrange in alphabetical order: {l}
@@ -134,6 +193,10 @@ COUNT_WORDS = wordings(
     How many words are in: {l}?
     Count the words: {l}
     How many words are there in {l}?
+    Count these words: {l}
+    How many words do you see: {l}?
+    What is the number of words in {l}?
+    {l} - how many words are that?
     """,
     """
     Tell me the number of words in: {l}
