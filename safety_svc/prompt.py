@@ -13,7 +13,7 @@ from safety_svc.screen import FINDING_COUNT_MAX
 MESSAGE_FINDING_COUNT_MAX = 256
 # From this score on a classifier agrees with a rule that sees an attack; and the score of the
 # rule's finding without it.
-AGREED_SCORE, DOUBTED_SCORE = 0.2, 0.45
+AGREED_SCORE, DOUBTED_SCORE = 0.5, 0.37
 
 
 class PromptScreener:

@@ -1,5 +1,9 @@
-"""The second stage: a small transformer over one window of a text, with onnxruntime."""
+"""The second stage: a small transformer over one window of a text, with onnxruntime.
 
+After its first layer it says how much doubt there is; where there is hardly any, the work ends.
+"""
+
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -13,6 +17,9 @@ from tokenizers import Tokenizer
 WINDOW_TOKEN_COUNT, OVERLAP_TOKEN_COUNT = 128, 16
 _CONTENT = WINDOW_TOKEN_COUNT - 2
 _START, _END = 101, 102  # [CLS] and [SEP] of the BERT vocabulary
+# Every logit of a window that the first layer found harmless.
+SETTLED = -20.0
+ALWAYS = -math.inf  # the limit under which no doubt lies
 _LEVEL_ERROR = 3
 
 
@@ -44,10 +51,26 @@ class Encoder:
                 break
         return found
 
-    def logits(self, window: Window, *, document: bool) -> NDArray[np.float32]:
-        """One logit for each category, shape [COUNT]; about 3.6 ms for a full window."""
-        inputs = {"ids": np.array(window.ids), "segment": np.array([int(document)])}
-        return self.session.run(None, inputs)[0]  # type: ignore[no-any-return]
+    def logits(
+        self, window: Window, *, document: bool, limit: float = ALWAYS
+    ) -> NDArray[np.float32]:
+        """One logit for each category, shape [COUNT]: about 3.2 ms for a full window.
+
+        With a doubt below `limit` all are SETTLED, after a third of that time.
+        """
+        return self._run(window, document, limit)[0]
+
+    def doubt(self, window: Window, *, document: bool) -> float:
+        """Logit of "harmful" after the first layer."""
+        return float(self._run(window, document, math.inf)[1][0])
+
+    def _run(self, window: Window, document: bool, limit: float) -> list[NDArray[np.float32]]:
+        inputs = {
+            "ids": np.array(window.ids),
+            "segment": np.array([int(document)]),
+            "limit": np.array([limit], np.float32),
+        }
+        return self.session.run(None, inputs)  # type: ignore[no-any-return]
 
 
 def load(graph: bytes, tokenizer: str) -> Encoder:

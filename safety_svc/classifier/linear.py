@@ -1,35 +1,42 @@
 """The first stage: a linear model over hashed n-grams. It knows clearly harmless texts.
 
-Most prompts are ordinary; this stage tells so in about 0.3 ms and spares the encoder. It decides
+Most prompts are ordinary; this stage tells so in about 0.2 ms and spares the encoder. It decides
 nothing else: whatever it is not sure of goes on.
 """
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from safety_svc.classifier.features import features
+from safety_svc.classifier.features import features, features_of
 
 
 @dataclass(frozen=True, slots=True)
 class Linear:
-    """A linear model with int8 weights.
+    """A linear model with int8 weights: one score, of any harm.
 
     Attributes:
-        weights: shape [BUCKETS, outputs]; one output for each category, the last for the verdict.
-        scales: what one step of a weight stands for, shape [outputs].
-        biases: shape [outputs].
+        weights: shape [BUCKETS].
+        scale: what one step of a weight stands for.
+        bias: logit of a text without words.
     """
 
     weights: NDArray[np.int8]
-    scales: NDArray[np.float32]
-    biases: NDArray[np.float32]
+    scale: float
+    bias: float
 
-    def logits(self, text: str) -> NDArray[np.float32]:
-        """Logits of `text`, shape [outputs]."""
-        found = features(text)
-        sums = self.weights[found].sum(axis=0, dtype=np.int32)
-        size = np.float32(max(1, len(found))) ** np.float32(-0.5)
-        logits: NDArray[np.float32] = sums * self.scales * size + self.biases
-        return logits
+    def score(self, text: str) -> float:
+        """How likely `text` is harmful, range [0, 1]."""
+        return self._score(features(text))
+
+    def scores_of(self, text: str, spans: Sequence[tuple[int, int]]) -> list[float]:
+        """Scores of parts of `text`, see `features_of`."""
+        return [self._score(found) for found in features_of(text, spans)]
+
+    def _score(self, found: NDArray[np.int64]) -> float:
+        steps = int(self.weights.take(found).sum(dtype=np.int32))
+        logit = steps * self.scale / math.sqrt(max(1, len(found))) + self.bias
+        return 1 / (1 + math.exp(-logit))

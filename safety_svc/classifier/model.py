@@ -1,28 +1,32 @@
 """The trained classifier: texts and conversations to calibrated scores.
 
 A cascade. The text in plain characters goes to the linear first stage, window by window; windows
-that are not clearly harmless go to the encoder. Then every further reading of the text (decoded
-base64, leet undone, …) goes the same way. The score of a category is the highest over all of it.
+that are not clearly harmless go to the encoder, whose first layer settles most of them. Then what
+other readings of the text (decoded base64, leet undone, …) change goes the same way. The score of
+a category is the highest over all of it.
 
 Of a conversation the last message of the user counts in full, earlier ones and the model's own
 less: they were judged in their own time. The user's last messages are judged once more together,
 so that a request cut into turns is seen as one.
 """
 
+import math
 import re
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from safety_svc.classifier import weights
+from safety_svc.classifier.encoder import ALWAYS, Window
 from safety_svc.classifier.labels import CATEGORIES, COUNT, NAME, judged
 from safety_svc.classifier.normalise import plain, readings
 from safety_svc.detectors.base import Audience, Context, Finding, PromptFinding, Turn, byte_count
 
+T = TypeVar("T")
 Scores = NDArray[np.float32]
 
 # Lower scores are not reported.
@@ -58,7 +62,8 @@ class Classifier:
     name = NAME
 
     def __init__(self, loaded: weights.Weights) -> None:
-        self._weights = loaded
+        self._weights, self._fitted = loaded, loaded.fitted
+        self._limits = [_logit(_of(loaded.fitted.exits, document)) for document in (False, True)]
         self.digest = loaded.digest
 
     def scores(self, text: str, audience: Audience, *, discount: float = 0.0) -> Scores:
@@ -121,52 +126,71 @@ class Classifier:
     def _reading(self, text: str, document: bool, discount: float) -> Scores:
         """Scores of one reading: the highest over its parts that are not clearly harmless."""
         if len(text) <= _SHORT_LENGTH:
-            doubtful = self.first_stage(text) >= self._gate(document)
+            rated = self.first_stage(text)
+            doubtful = rated >= _of(self._fitted.gates, document)
             parts = self._weights.encoder.windows(text) if doubtful else []
-            logits = [self._weights.encoder.logits(one, document=document) for one in parts]
+            logits = [self._look(one, document) for one in parts]
         else:
-            logits = self._long(text, document)
+            rated, logits = self._long(text, document)
         if not logits:
-            return self._sure(text)
+            return np.full(COUNT, min(rated, _SURE_SCORE_MAX), np.float32)
         highest = np.max(logits, axis=0) - np.float32(discount)
-        return _sigmoid(highest * self._weights.slopes + self._weights.offsets)
+        return _sigmoid(highest * self._fitted.slopes + self._fitted.offsets)
 
-    def _long(self, text: str, document: bool) -> list[Scores]:
-        """Logits of the worst windows of a long text, and of the worst sentences in it.
+    def _long(self, text: str, document: bool) -> tuple[float, list[Scores]]:
+        """The first stage's highest score, and the encoder's logits of what it finds worst.
 
         A request in the midst of harmless words is thin in every window; alone it is not. Each
         further look is one more chance to be wrong: it counts a little less.
         """
-        encoder, gate = self._weights.encoder, self._gate(document)
+        encoder = self._weights.encoder
         windows = encoder.windows(text)
-        rated = [(self.first_stage(text[one.start : one.end]), one) for one in windows]
-        rated = sorted((pair for pair in rated if pair[0] >= gate), key=lambda pair: -pair[0])
-        count = min(max(2, len(windows) // 2), ENCODER_WINDOW_COUNT_MAX)
-        logits = [encoder.logits(one, document=document) - _WINDOW_COST for _, one in rated[:count]]
+        rated = self._weights.linear.scores_of(text, [(one.start, one.end) for one in windows])
+        highest, gate = max(rated, default=0.0), _of(self._fitted.gates, document)
         # In one or two windows nothing is thin; and an instruction among other words is what
         # documents are trained to show.
-        if document or len(windows) <= _THICK_COUNT:
-            return logits
-        sentences = [text[start:end] for start, end in _sentences(text)]
-        scores = [(self.first_stage(one), one) for one in sentences]
-        worst = sorted((pair for pair in scores if pair[0] >= _SENTENCE_MIN), reverse=True)
-        for _, sentence in worst[:_SENTENCE_COUNT]:
-            for window in encoder.windows(sentence)[:1]:
-                logits.append(encoder.logits(window, document=False) - _SENTENCE_COST)
-        return logits
+        thick = document or len(windows) <= _THICK_COUNT
+        count = max(2, len(windows) // 2) if thick else max(1, len(windows) // 4)
+        worst = _worst(windows, rated, gate, count)
+        logits = [self._look(one, document) - _WINDOW_COST for one in worst]
+        if thick:
+            return highest, logits
+        sentences = _sentences(text)
+        rated = self._weights.linear.scores_of(text, sentences)
+        for start, end in _worst(sentences, rated, _SENTENCE_MIN, _SENTENCE_COUNT):
+            for window in encoder.windows(text[start:end])[:1]:
+                logits.append(self._look(window, document=False) - _SENTENCE_COST)
+        return highest, logits
 
-    def _gate(self, document: bool) -> float:
-        gates = self._weights.gates
-        return gates.document if document else gates.person
+    def _look(self, window: Window, document: bool) -> Scores:
+        """The encoder's logits of one window."""
+        limit = self._limits[document]
+        return self._weights.encoder.logits(window, document=document, limit=limit)
 
     def first_stage(self, text: str) -> float:
-        """Score of the linear model: highest over the categories and the verdict, range [0, 1]."""
-        return float(_sigmoid(self._weights.linear.logits(text).max()))
+        """Score of the linear model, range [0, 1]."""
+        return self._weights.linear.score(text)
 
-    def _sure(self, text: str) -> Scores:
-        """Scores by the first stage alone, for what it finds clearly harmless."""
-        linear = _sigmoid(self._weights.linear.logits(text[:_SHORT_LENGTH])[:COUNT])
-        return np.minimum(linear, np.float32(_SURE_SCORE_MAX))
+    def doubt(self, text: str, *, document: bool) -> float:
+        """Score of the encoder's first layer: highest over the windows, range [0, 1]."""
+        encoder = self._weights.encoder
+        doubts = [encoder.doubt(one, document=document) for one in encoder.windows(text)]
+        return float(_sigmoid(np.array([ALWAYS, *doubts], np.float32)).max())
+
+
+def _of(gates: weights.Gates, document: bool) -> float:
+    return gates.document if document else gates.person
+
+
+def _logit(score: float) -> float:
+    return math.log(score / (1 - score)) if score > 0 else ALWAYS
+
+
+def _worst(parts: Sequence[T], scores: Sequence[float], least: float, count: int) -> list[T]:
+    """Of `parts` those with the highest scores, from the score `least` on."""
+    order = sorted(range(len(parts)), key=lambda index: -scores[index])
+    most = min(count, ENCODER_WINDOW_COUNT_MAX)
+    return [parts[index] for index in order[:most] if scores[index] >= least]
 
 
 def found_in(turns: Sequence[Turn], judged_messages: Sequence[Judged]) -> list[PromptFinding]:
@@ -200,7 +224,7 @@ _SHORT_LENGTH = 640
 _WINDOW_COST, _SENTENCE_COST = np.float32(0.8), np.float32(1.5)
 _THICK_COUNT = 2
 # Sentences of a long text that the encoder sees alone, and from which score of the first stage on.
-_SENTENCE_COUNT, _SENTENCE_MIN = 2, 0.5
+_SENTENCE_COUNT, _SENTENCE_MIN = 3, 0.3
 _SENTENCE_LENGTH_MIN, _SENTENCE_LENGTH_MAX = 32, 240
 _SENTENCE_END = re.compile(r"[.!?\n]+\s*|$")
 _MASKS = {

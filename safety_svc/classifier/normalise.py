@@ -13,8 +13,8 @@ import unicodedata
 from safety_svc.classifier import encodings
 
 READING_COUNT_MAX = 6
-# A look at what is decoded: longer hidden texts are cut.
-READING_LENGTH_MAX = 4_096
+# A look at what is decoded: longer hidden texts are cut. Words around it that are kept.
+READING_LENGTH_MAX, _AROUND = 4_096, 16
 
 # Drawn as nothing: soft hyphen, joiners, marks of direction, variation selectors, fillers.
 _INVISIBLE = re.compile(
@@ -54,14 +54,27 @@ def plain(text: str) -> str:
 
 
 def readings(text: str) -> list[str]:
-    """What else `text`, already plain, can be read as; at most READING_COUNT_MAX, often none."""
+    """What else `text`, already plain, can be read as: what differs, with some words around it.
+
+    At most READING_COUNT_MAX, often none.
+    """
+    seen = text[: 4 * READING_LENGTH_MAX]
     found = dict.fromkeys(
-        reading.strip()[:READING_LENGTH_MAX]
-        for reading in encodings.decoded(text[: 4 * READING_LENGTH_MAX])
+        _changed(seen, reading).strip()[:READING_LENGTH_MAX] for reading in encodings.decoded(seen)
     )
     found.pop(text, None)
     found.pop("", None)
     return list(found)[:READING_COUNT_MAX]
+
+
+def _changed(text: str, reading: str) -> str:
+    """The words of `reading` that are not in `text`, with some around them."""
+    words, known = reading.split(" "), set(text.split(" "))
+    kept: set[int] = set()
+    for place, word in enumerate(words):
+        if word not in known:
+            kept.update(range(max(0, place - _AROUND), min(len(words), place + _AROUND + 1)))
+    return " ".join(words[place] for place in sorted(kept))
 
 
 def _spaced(match: re.Match[str]) -> str:

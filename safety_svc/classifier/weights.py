@@ -17,12 +17,12 @@ from numpy.typing import NDArray
 
 from safety_svc.classifier import encoder
 from safety_svc.classifier.features import BUCKET_BITS
-from safety_svc.classifier.labels import CATEGORIES
+from safety_svc.classifier.labels import CATEGORIES, COUNT
 from safety_svc.classifier.linear import Linear
 
 SHIPPED = Path(__file__).with_name("weights")
 MANIFEST, GRAPH, LINEAR, TOKENIZER = "manifest.json", "encoder.onnx", "linear.npz", "tokenizer.json"
-FORMAT = 2
+FORMAT = 3
 
 
 class ModelError(ValueError):
@@ -30,7 +30,7 @@ class ModelError(ValueError):
 
 
 class Gates(NamedTuple):
-    """Below these scores of the first stage a text is harmless; range [0, 1).
+    """Below these scores of a stage a text is harmless; range [0, 1).
 
     Instructions hidden in documents look more like their surroundings than requests of people do.
     """
@@ -39,22 +39,33 @@ class Gates(NamedTuple):
     document: float
 
 
+class Fitted(NamedTuple):
+    """What is fitted to trained weights.
+
+    Attributes:
+        gates: of the first stage.
+        exits: of the encoder's first layer.
+        slopes, offsets: calibration, probability = sigmoid(slope * logit + offset), [COUNT] each.
+    """
+
+    gates: Gates = Gates(0.0, 0.0)
+    exits: Gates = Gates(0.0, 0.0)
+    slopes: NDArray[np.float32] = np.ones(COUNT, np.float32)
+    offsets: NDArray[np.float32] = np.zeros(COUNT, np.float32)
+
+
 @dataclass(frozen=True, slots=True)
 class Weights:
     """A loaded classifier.
 
     Attributes:
         digest: SHA-256 of the manifest, which names the digests of all other files.
-        gates: of the cascade.
-        slopes, offsets: calibration, probability = sigmoid(slope * logit + offset), [COUNT] each.
     """
 
     digest: str
     linear: Linear
     encoder: encoder.Encoder
-    gates: Gates
-    slopes: NDArray[np.float32]
-    offsets: NDArray[np.float32]
+    fitted: Fitted
 
 
 def load(folder: Path) -> Weights:
@@ -71,31 +82,46 @@ def load(folder: Path) -> Weights:
         files: Mapping[str, str] = manifest["files"]
         calibration = [manifest["calibration"][category] for category in CATEGORIES]
         slopes, offsets = np.array(calibration, np.float32).T
-        gates = Gates(**manifest["gates"])
+        gates, exits = Gates(**manifest["gates"]), Gates(**manifest["exits"])
+        fitted = Fitted(gates, exits, slopes, offsets)
     except ModelError:
         raise
     except (ValueError, KeyError, TypeError) as error:
         raise ModelError(f"{folder / MANIFEST} is no manifest ({error}): train it anew.") from error
     parts = {name: _checked(folder, name, files) for name in (GRAPH, LINEAR, TOKENIZER)}
     with np.load(io.BytesIO(parts[LINEAR])) as arrays:
-        linear = Linear(arrays["weights"], arrays["scales"], arrays["biases"])
+        linear = Linear(arrays["weights"], float(arrays["scale"]), float(arrays["bias"]))
     return Weights(
         digest=hashlib.sha256(data).hexdigest(),
         linear=linear,
         encoder=encoder.load(parts[GRAPH], parts[TOKENIZER].decode()),
-        gates=gates,
-        slopes=slopes,
-        offsets=offsets,
+        fitted=fitted,
     )
 
 
-def write_manifest(folder: Path, **entries: Any) -> None:
-    """Writes the manifest of the files in `folder`, with their digests."""
+def write_manifest(folder: Path, fitted: Fitted, **about: Any) -> None:
+    """Writes the manifest of the files in `folder`: their digests, what is fitted, and `about`."""
     names = (GRAPH, LINEAR, TOKENIZER)
-    files = {name: hashlib.sha256((folder / name).read_bytes()).hexdigest() for name in names}
-    content = {"format": FORMAT, "bucket_bits": BUCKET_BITS, **entries, "files": files}
+    content = {
+        "format": FORMAT,
+        "bucket_bits": BUCKET_BITS,
+        **about,
+        "gates": _rounded(fitted.gates),
+        "exits": _rounded(fitted.exits),
+        "calibration": {
+            category: [round(float(slope), 5), round(float(offset), 5)]
+            for category, slope, offset in zip(
+                CATEGORIES, fitted.slopes, fitted.offsets, strict=True
+            )
+        },
+        "files": {name: hashlib.sha256((folder / name).read_bytes()).hexdigest() for name in names},
+    }
     text = json.dumps(content, indent=1) + "\n"
     (folder / MANIFEST).write_text(text, encoding="utf-8")
+
+
+def _rounded(gates: Gates) -> dict[str, float]:
+    return {name: round(gate, 6) for name, gate in gates._asdict().items()}
 
 
 def _read(folder: Path, name: str) -> bytes:

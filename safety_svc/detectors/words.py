@@ -162,10 +162,10 @@ class WordScanner:
             elif end == size and not final:
                 cut = match.start()
                 break
-            elif end - match.start() <= WORD_LENGTH_MAX:
-                self._word(word, match.start(), end, findings)
+            elif end - match.start() > WORD_LENGTH_MAX or self._is_foreign(word):
+                self._unknown(end, findings)
             else:
-                self._unknown(self._feed.at(end), findings)
+                self._word(word, match.start(), end, findings)
         if size - cut > WORD_LENGTH_MAX:
             self._overlong, cut = True, size
         if final:
@@ -222,15 +222,19 @@ class WordScanner:
         end = match.end() if match and match.group() not in _BREAKS else 0
         if end < len(text):
             self._overlong = False
-            self._unknown(self._feed.at(end), findings)
+            self._unknown(end, findings)
         return end
 
-    def _unknown(self, settled_at: int, findings: list[Finding]) -> None:
-        """A word that stands in no phrase: whatever was live has ended."""
+    def _is_foreign(self, word: str) -> bool:
+        """Whether `word` is plainly in no phrase: so most words of a text are, it must be quick."""
+        return word.lower() not in self._lexicon.words and word.isascii() and word.isalpha()
+
+    def _unknown(self, end: int, findings: list[Finding]) -> None:
+        """A word until index `end` that stands in no phrase: whatever was live has ended."""
         self._index += 1
         if self._live or self._waiting:
             self._live = []
-            self._settle(settled_at, findings)
+            self._settle(self._feed.at(end), findings)
 
     def _word(self, raw: str, start: int, end: int, findings: list[Finding]) -> None:
         """Moves every live phrase on by one word and begins new ones."""
@@ -239,7 +243,7 @@ class WordScanner:
         if word not in words and not word.isalpha():
             word = unleet(word)
         if word not in words:
-            self._unknown(self._feed.at(end), findings)
+            self._unknown(end, findings)
             return
         self._index += 1
         offset, end_offset = self._feed.at(start), self._feed.at(end)

@@ -17,7 +17,6 @@ import torch
 from tokenizers import Tokenizer
 
 from safety_svc.classifier import weights
-from safety_svc.classifier.labels import COUNT
 from safety_svc.train import calibrate, card, encoder_fit, linear_fit
 from safety_svc.train.base import base_folder
 from safety_svc.train.corpus import Corpus, build
@@ -78,12 +77,18 @@ def _tokenizer(base: Path, out: Path) -> Tokenizer:
 def _linear(
     corpus: Corpus, train: encoder_fit.Encoded, arguments: argparse.Namespace, out: Path
 ) -> None:
-    found = linear_fit.featured(corpus.rows[Split.TRAIN])
+    # A row without a verdict is harmful where it has a category.
+    known = np.flatnonzero((train.labels[:, -1] >= 0) | (train.labels > 0).any(1))
+    rows = corpus.rows[Split.TRAIN]
     model = linear_fit.fit(
-        found, train.labels, train.weights, epochs=arguments.linear_epochs, seed=arguments.seed
+        linear_fit.featured([rows[index] for index in known]),
+        train.labels[known].max(1).clip(min=0),
+        train.weights[known],
+        epochs=arguments.linear_epochs,
+        seed=arguments.seed,
     )
     np.savez_compressed(
-        out / weights.LINEAR, weights=model.weights, scales=model.scales, biases=model.biases
+        out / weights.LINEAR, weights=model.weights, scale=model.scale, bias=model.bias
     )
     print("first stage trained", flush=True)
 
@@ -119,15 +124,14 @@ def _publish(corpus: Corpus, arguments: argparse.Namespace, out: Path) -> None:
         "epochs": arguments.epochs,
         "rows": {split: len(rows) for split, rows in corpus.rows.items()},
     }
-    ones, zeros = np.ones(COUNT), np.zeros(COUNT)
-    card.write_manifest(out, weights.Gates(0.0, 0.0), ones, zeros, about)
+    weights.write_manifest(out, weights.Fitted(), **about)
     fitted = calibrate.fitted(weights.load(out), corpus.rows[Split.DEV])
-    card.write_manifest(out, fitted.gates, fitted.slopes, fitted.offsets, about)
+    weights.write_manifest(out, fitted, **about)
     card.write_rows(out / "held_out.jsonl", corpus.rows[Split.TEST])
     figures = card.measured(out, corpus.rows[Split.TEST])
     (out / "held_out.json").write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
     (out / "MODEL_CARD.md").write_text(card.text(figures, corpus, about), encoding="utf-8")
-    print(f"written to {out}: {fitted.gates}", flush=True)
+    print(f"written to {out}: {fitted.gates}, {fitted.exits}", flush=True)
 
 
 def _parsed() -> argparse.Namespace:
@@ -139,7 +143,7 @@ def _parsed() -> argparse.Namespace:
     parser.add_argument("--start", type=Path, help="out folder of an earlier run to go on from")
     parser.add_argument("--layers", default=LAYERS, help=f"layers of the base kept ({LAYERS})")
     parser.add_argument("--epochs", type=int, default=3, help="of the encoder")
-    parser.add_argument("--linear-epochs", type=int, default=6, help="of the first stage")
+    parser.add_argument("--linear-epochs", type=int, default=8, help="of the first stage")
     parser.add_argument("--rate", type=float, default=2e-4, help="highest learning rate")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--threads", type=int, default=2)

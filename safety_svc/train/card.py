@@ -6,9 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from safety_svc.classifier import model, weights
+from safety_svc.classifier import model
 from safety_svc.classifier.labels import CATEGORIES, public_name
 from safety_svc.detectors.base import Turn
 from safety_svc.evaluate import report, rows, screening
@@ -21,22 +20,6 @@ from safety_svc.train.split import Split
 
 TEMPLATE = Path(__file__).with_name("model_card.md")
 _EXAMPLE_COUNT = 5
-
-
-def write_manifest(
-    folder: Path,
-    gates: weights.Gates,
-    slopes: NDArray[Any],
-    offsets: NDArray[Any],
-    about: Mapping[str, Any],
-) -> None:
-    """Writes the manifest of the weights in `folder`."""
-    calibration = {
-        category.value: [round(float(slope), 5), round(float(offset), 5)]
-        for category, slope, offset in zip(CATEGORIES, slopes, offsets, strict=True)
-    }
-    rounded = {name: round(gate, 6) for name, gate in gates._asdict().items()}
-    weights.write_manifest(folder, **about, gates=rounded, calibration=calibration)
 
 
 def measured(folder: Path, held_out: Sequence[Row]) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 The loss is binary cross-entropy over the known categories of a row, plus the same of its verdict
 ("unsafe") with the soft maximum over the categories: a row that is only known to be harmful pulls
-up the category that fits best.
+up the category that fits best. The early exit learns the verdict too.
 """
 
 import math
@@ -21,14 +21,14 @@ from torch.nn import functional
 
 from safety_svc.classifier.labels import CATEGORIES, COUNT
 from safety_svc.classifier.normalise import plain
-from safety_svc.train.encoder_net import TOKENS_MAX, Encoder
+from safety_svc.train.encoder_net import TOKENS_MAX, Encoder, Judged
 from safety_svc.train.row import Row
 
 # Tokens of one batch, padding included: long rows come in small batches.
 BATCH_TOKEN_COUNT = 4_096
 WARM_UP_SHARE = 0.06
 WEIGHT_DECAY, GRADIENT_NORM_MAX = 0.01, 1.0
-VERDICT_WEIGHT = 1.0
+VERDICT_WEIGHT, EXIT_WEIGHT = 1.0, 0.5
 CHECKPOINT_INTERVAL_S = 120.0
 
 Log = Callable[[str], None]
@@ -72,22 +72,27 @@ def encode(rows: Sequence[Row], tokenizer: Tokenizer) -> Encoded:
     )
 
 
-def loss_of(logits: Tensor, labels: Tensor, weights: Tensor) -> Tensor:
-    """Mean loss of a batch: logits [batch, COUNT], labels [batch, COUNT + 1], weights [batch]."""
+def loss_of(judged: Judged, labels: Tensor, weights: Tensor) -> Tensor:
+    """Mean loss of a batch: labels [batch, COUNT + 1], weights [batch]."""
+    logits = judged.logits.float()
     known = labels >= 0
     targets = labels.clamp(min=0)
-    categories = functional.binary_cross_entropy_with_logits(
-        logits, targets[:, :COUNT], reduction="none"
-    )
-    # Positives of a category are rare: each counts as three.
-    categories = categories * (1 + 2 * targets[:, :COUNT]) * known[:, :COUNT]
+    # Positives are rare: each counts as three.
+    categories = _losses(logits, targets[:, :COUNT]) * known[:, :COUNT]
     pooled = (logits * logits.softmax(-1)).sum(-1)
     verdict = functional.binary_cross_entropy_with_logits(
         pooled, targets[:, COUNT], reduction="none"
     )
     verdict = verdict * known[:, COUNT]
-    per_row = categories.sum(-1) / 4 + VERDICT_WEIGHT * verdict
+    harmful = targets.amax(-1)
+    doubt = _losses(judged.doubt.float(), harmful) * (known[:, COUNT] | (harmful > 0))
+    per_row = categories.sum(-1) / 4 + VERDICT_WEIGHT * verdict + EXIT_WEIGHT * doubt
     return (per_row * weights).sum() / weights.sum()
+
+
+def _losses(logits: Tensor, targets: Tensor) -> Tensor:
+    losses = functional.binary_cross_entropy_with_logits(logits, targets, reduction="none")
+    return losses * (1 + 2 * targets)
 
 
 def fit(
@@ -129,7 +134,8 @@ def logits(net: Encoder, rows: Encoded) -> NDArray[np.float32]:
     with torch.inference_mode():
         for batch in _batches(rows.ids, 0):
             ids = _padded([rows.ids[i] for i in batch]).to(device)
-            found[batch] = net(ids, torch.from_numpy(rows.segments[batch]).to(device)).cpu().numpy()
+            judged = net(ids, torch.from_numpy(rows.segments[batch]).to(device))
+            found[batch] = judged.logits.cpu().numpy()
     return found
 
 
@@ -146,7 +152,7 @@ def _step(
     weights = torch.from_numpy(rows.weights[batch]).to(device)
     with torch.autocast(device.type, torch.bfloat16):
         predicted = net(ids, segments)
-    loss = loss_of(predicted.float(), labels, weights)
+    loss = loss_of(predicted, labels, weights)
     optimizer.zero_grad(set_to_none=True)
     loss.backward()  # type: ignore[no-untyped-call]
     torch.nn.utils.clip_grad_norm_(net.parameters(), GRADIENT_NORM_MAX)

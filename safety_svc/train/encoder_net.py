@@ -7,7 +7,7 @@ segment embedding 1, unused by that model, marks a document or tool result.
 
 import hashlib
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from safetensors.torch import load_file
@@ -51,8 +51,21 @@ class Layer(nn.Module):
         return result
 
 
+class Judged(NamedTuple):
+    """What the encoder says of a batch.
+
+    Attributes:
+        logits: of the categories, [batch, COUNT].
+        doubt: logit of "harmful" after the first layer, [batch]; a low one ends the work there
+            (early exit, Teerapittayanon et al. 2016).
+    """
+
+    logits: Tensor
+    doubt: Tensor
+
+
 class Encoder(nn.Module):
-    """Token ids to one logit for each category."""
+    """Token ids to one logit for each category, and an early word on whether it is worth it."""
 
     def __init__(self, layer_count: int, inner: int = INNER) -> None:
         super().__init__()
@@ -63,19 +76,27 @@ class Encoder(nn.Module):
         self.layers = nn.ModuleList(Layer(inner) for _ in range(layer_count))
         self.dropout = nn.Dropout(0.1)
         self.head = nn.Linear(2 * HIDDEN, COUNT)
+        self.exit = nn.Linear(2 * HIDDEN, 1)
 
-    def forward(self, ids: Tensor, segments: Tensor) -> Tensor:
-        """Maps ids [batch, tokens], 0 for padding, and segments [batch] to [batch, COUNT]."""
+    def forward(self, ids: Tensor, segments: Tensor) -> Judged:
+        """Maps ids [batch, tokens], 0 for padding, and segments [batch]."""
         mask = ids != 0
         places = self.places.weight[: ids.shape[1]]
         hidden = self.norm(self.words(ids) + places + self.segments(segments)[:, None])
-        for layer in self.layers:
+        first, *further = self.layers
+        hidden = first(hidden, mask[:, None, None])
+        doubt = self.exit(self.dropout(_pooled(hidden, mask)))[:, 0]
+        for layer in further:
             hidden = layer(hidden, mask[:, None, None])
-        weight = mask[:, :, None].to(hidden.dtype)
-        mean = (hidden * weight).sum(1) / weight.sum(1)
-        peak = hidden.masked_fill(~mask[:, :, None], -1e4).amax(1)
-        logits: Tensor = self.head(self.dropout(torch.cat([mean, peak], -1)))
-        return logits
+        return Judged(self.head(self.dropout(_pooled(hidden, mask))), doubt)
+
+
+def _pooled(hidden: Tensor, mask: Tensor) -> Tensor:
+    """Mean and peak over the tokens: [batch, tokens, HIDDEN] to [batch, 2 * HIDDEN]."""
+    weight = mask[:, :, None].to(hidden.dtype)
+    mean = (hidden * weight).sum(1) / weight.sum(1)
+    peak = hidden.masked_fill(~mask[:, :, None], -1e4).amax(1)
+    return torch.cat([mean, peak], -1)
 
 
 def pretrained(folder: Path, layers: list[int]) -> Encoder:
@@ -108,8 +129,9 @@ def pretrained(folder: Path, layers: list[int]) -> Encoder:
         _copy(layer.up, weights, f"{name}.intermediate.dense")
         _copy(layer.down, weights, f"{name}.output.dense")
         _copy(layer.norm2, weights, f"{name}.output.LayerNorm")
-    nn.init.normal_(net.head.weight, std=0.02)
-    nn.init.constant_(net.head.bias, -2.0)
+    for head in (net.head, net.exit):
+        nn.init.normal_(head.weight, std=0.02)
+        nn.init.constant_(head.bias, -2.0)
     return net
 
 

@@ -150,19 +150,22 @@ def test_windows_cover_the_text_and_overlap(shipped: Classifier) -> None:
     assert encoder.windows("") == []
 
 
-def test_the_first_stage_only_spares_what_is_harmless_anyway(shipped: Classifier) -> None:
-    open_gate = Classifier(_without_gate())
+def test_the_gates_only_spare_what_is_harmless_anyway(shipped: Classifier) -> None:
+    fitted = shipped._weights.fitted
+    always = fitted._replace(gates=weights.Gates(0.0, 0.0), exits=weights.Gates(0.0, 0.0))
+    whole = Classifier(replace(weights.load(weights.SHIPPED), fitted=always))
+    ends = set()
     for text in [*HARMLESS, *(text for text, _ in OBVIOUS)]:
-        spared, full = shipped.scores(text, USER), open_gate.scores(text, USER)
-        if shipped.first_stage(text) < shipped._weights.gates.person:
+        spared, full = shipped.scores(text, USER), whole.scores(text, USER)
+        first = shipped.first_stage(text) < fitted.gates.person
+        early = shipped.doubt(text, document=False) < fitted.exits.person
+        ends.add((first, early))
+        if first or early:
             assert spared.max() <= 0.02
             assert full.max() < 0.5
         else:
             np.testing.assert_array_equal(spared, full)
-
-
-def _without_gate() -> weights.Weights:
-    return replace(weights.load(weights.SHIPPED), gates=weights.Gates(0.0, 0.0))
+    assert {(False, False), (False, True)} < ends  # all of it, and the exit alone
 
 
 def test_the_weights_are_small_and_complete() -> None:

@@ -105,3 +105,14 @@ def test_what_is_hidden_under_a_line_in_plain_english_is_read(spelled: str) -> N
     (found,) = readings(plain(f"{heading}\n\n{spelled}"))
     assert found.startswith(heading)
     assert found.split("\n")[-1].replace(" ?", "?") == LINE
+
+
+def test_of_a_long_text_only_what_changed_is_read_again() -> None:
+    words = [f"word{'abcdefghij'[n % 10]}{'klmnopqrst'[n // 10 % 10]}" for n in range(300)]
+    hidden = [*words]
+    hidden[20], hidden[250] = "b0mb5", "p01s0n"
+    (found,) = readings(" ".join(hidden))
+    read = found.split(" ")
+    assert {"bombs", "poison", hidden[4], hidden[36], hidden[234], hidden[266]} <= set(read)
+    assert hidden[100] not in read
+    assert len(read) == 2 * 33

@@ -1,6 +1,8 @@
 """Training in small: rows, splits, augmentation, both stages learn, the graph equals the net."""
 
+import itertools
 import random
+import re
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -9,8 +11,11 @@ import numpy as np
 import onnxruntime
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
-from safety_svc.classifier.features import BUCKETS, features
+from safety_svc.classifier.encoder import ALWAYS, SETTLED
+from safety_svc.classifier.features import BUCKETS, features, features_of
 from safety_svc.classifier.labels import COUNT, INDEX
 from safety_svc.detectors.base import Category
 from safety_svc.evaluate import rows as evaluation_rows
@@ -24,15 +29,6 @@ from safety_svc.train.split import Split, groups, split_of
 
 def _own() -> list[Row]:
     return list(corpus.own_rows(random.Random(1)))
-
-
-def _labels(rows: list[Row]) -> np.ndarray:
-    labels = np.full((len(rows), COUNT + 1), -1, np.float32)
-    for index, row in enumerate(rows):
-        for category, value in row.labels.items():
-            labels[index, INDEX[category]] = value
-        labels[index, COUNT] = row.unsafe
-    return labels
 
 
 def test_own_rows_cover_every_harm() -> None:
@@ -160,15 +156,35 @@ def test_features_are_the_same_wherever_a_word_stands() -> None:
     assert len(features("x" * 100_000)) < 100
 
 
+@given(st.lists(st.text("aeknrs59İßé語.,'-", min_size=1), min_size=1), st.data())
+def test_features_of_parts_are_those_of_the_parts_alone(
+    words: list[str], data: st.DataObject
+) -> None:
+    text = " ".join(words) * 3
+    edges = [0, *(m.start() for m in re.finditer(" ", text)), len(text)]
+    pick = st.lists(st.sampled_from(edges), min_size=2, max_size=8)
+    spans = sorted((min(pair), max(pair)) for pair in itertools.pairwise(data.draw(pick)))
+    for (start, end), found in zip(spans, features_of(text, spans), strict=True):
+        np.testing.assert_array_equal(np.sort(found), features(text[start:end]))
+
+
+def test_features_of_parts_of_a_long_text() -> None:
+    text = "".join(f"The sentence with number {n} says nöthing new. " for n in range(400))
+    ends = [match.end() for match in re.finditer(r"\. ", text)]
+    spans = list(itertools.pairwise([0, *ends]))
+    for (start, end), found in zip(spans, features_of(text, spans), strict=True):
+        np.testing.assert_array_equal(np.sort(found), features(text[start:end]))
+
+
 def test_the_first_stage_learns_own_rows() -> None:
     rows = _own()[::2]
-    labels, weights = _labels(rows), np.ones(len(rows), np.float32)
-    found = linear_fit.featured(rows)
-    model = linear_fit.fit(found, labels, weights, epochs=16, seed=1)
-    verdicts = np.array([model.logits(row.text)[COUNT] for row in rows])
     harm = np.array([row.unsafe == 1 for row in rows])
-    assert np.mean((verdicts > 0) == harm) > 0.9
-    again = linear_fit.fit(found, labels, weights, epochs=16, seed=1)
+    weights = np.ones(len(rows), np.float32)
+    found = linear_fit.featured(rows)
+    model = linear_fit.fit(found, harm.astype(np.float32), weights, epochs=16, seed=1)
+    scores = np.array([model.score(row.text) for row in rows])
+    assert np.mean((scores > 0.5) == harm) > 0.9
+    again = linear_fit.fit(found, harm.astype(np.float32), weights, epochs=16, seed=1)
     np.testing.assert_array_equal(model.weights, again.weights)
 
 
@@ -203,11 +219,17 @@ def test_the_graph_computes_what_the_net_does(net: Encoder, tmp_path: Path) -> N
     session = onnxruntime.InferenceSession(str(tmp_path / "e.onnx"))
     for tokens, segment in ((1, 0), (9, 1), (128, 0)):
         ids = np.random.default_rng(tokens).integers(1, 30_000, tokens)
-        (found,) = session.run(None, {"ids": ids, "segment": np.array([segment])})
+        given = {"ids": ids, "segment": np.array([segment])}
+        logits, doubt = session.run(None, given | {"limit": np.array([ALWAYS], np.float32)})
         with torch.inference_mode():
-            expected = net(torch.tensor(ids)[None], torch.tensor([segment]))[0].numpy()
+            expected = net(torch.tensor(ids)[None], torch.tensor([segment]))
         # 8-bit weights and activations: close, not equal.
-        np.testing.assert_allclose(found, expected, atol=0.08 * np.abs(expected).max())
+        wanted = expected.logits[0].numpy()
+        np.testing.assert_allclose(logits, wanted, atol=0.08 * np.abs(wanted).max())
+        np.testing.assert_allclose(doubt, expected.doubt.numpy(), atol=0.1)
+        settled, again = session.run(None, given | {"limit": doubt + np.float32(0.01)})
+        assert settled.tolist() == [SETTLED] * COUNT
+        np.testing.assert_array_equal(again, doubt)
 
 
 def test_a_base_that_is_not_the_right_one_is_refused(tmp_path: Path) -> None:
