@@ -147,21 +147,29 @@ def decoded(text: str) -> Iterator[str]:
     unleeted = _WORD.sub(_letters_only, joined) if _MIXED.search(joined) else joined
     if unleeted != joined:
         yield unleeted
+    # A line that says what to do often stands above the hidden ones.
+    lines = text.split("\n")
+    if all(map(_is_english, lines)):
+        return
     for undo in (_rotated, _reversed):
         other = _undone(text, undo)
-        if other == text:  # a line that says what to do often stands above the hidden ones
-            other = "\n".join(_undone(line, undo) for line in text.split("\n"))
+        if other == text:
+            other = "\n".join(_undone(line, undo) for line in lines)
         if other != text:
             yield other
 
 
+def _is_english(text: str) -> bool:
+    common, count = _english(text)
+    return common * _COMMON_RARE > count
+
+
 def _undone(text: str, undo: Callable[[str], str]) -> str:
     """`undo(text)` where that is English and `text` is none; else `text`."""
-    common, count = _english(text)
-    if common * _COMMON_RARE > count:
+    if _is_english(text):
         return text
     other = undo(text)
-    return other if _english(other)[0] > max(_COMMON_MIN, 2 * common) else text
+    return other if _english(other)[0] > max(_COMMON_MIN, 2 * _english(text)[0]) else text
 
 
 def _rotated(text: str) -> str:

@@ -16,6 +16,8 @@ import torch
 os.environ["TOKENIZERS_PARALLELISM"] = "false"  # children are forked below
 os.environ["HF_HUB_OFFLINE"] = "1"
 
+from trl import SFTTrainer
+
 from training import checkpoint, posttrain
 from training.data import prepare
 from training.evaluate import evaluate_stages, table
@@ -123,6 +125,19 @@ def test_a_killed_stage_continues_with_the_same_result(
     STAGES[stage](TOY, work)
     assert weights(work, stage) == weights(whole, stage)
     assert numbers(work, stage) == numbers(whole, stage)
+
+
+def test_fine_tuning_has_the_loss_of_trl(
+    whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    work = tmp_path / "other"
+    shutil.copytree(whole, work)
+    shutil.rmtree(work / "sft")
+    monkeypatch.setattr(posttrain, "_ChatTrainer", SFTTrainer)
+    posttrain.sft(TOY, work)
+    ours, theirs = numbers(whole, "sft"), numbers(work, "sft")
+    assert [row[:2] for row in ours] == [row[:2] for row in theirs]
+    assert [row[2] for row in ours] == pytest.approx([row[2] for row in theirs], rel=1e-3)
 
 
 def numbers(work: Path, stage: str) -> list[tuple[int, int, float]]:
