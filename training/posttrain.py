@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from datasets import Dataset
+from safetensors.torch import load_file
 from tokenizers import Tokenizer
 from torch.nn.functional import cross_entropy
 from transformers import (
@@ -144,8 +145,13 @@ def _complete_checkpoint(stage: Path) -> Path | None:
     return max(found, key=lambda path: int(path.name.rpartition("-")[2]), default=None)
 
 
-def _run(stage: Path, make: Callable[[], Any]) -> Path:
-    """Trains, or continues from the newest complete checkpoint; returns the model's folder."""
+def _run(
+    stage: Path, make: Callable[[], Any], finish: Callable[[Any], None] = lambda model: None
+) -> Path:
+    """Trains, or continues from the newest complete checkpoint; returns the model's folder.
+
+    `finish` may change the trained model before it is written.
+    """
     if (stage / "model/model.safetensors").exists():
         return stage / "model"
     trainer = make()
@@ -155,6 +161,7 @@ def _run(stage: Path, make: Callable[[], Any]) -> Path:
     position = {"step": step, "tokens": tokens}
     trainer.add_callback(_Course(stage, position, trainer.is_world_process_zero()))
     trainer.train(resume_from_checkpoint=str(found) if found else None)
+    finish(trainer.accelerator.unwrap_model(trainer.model, keep_torch_compile=False))
     trainer.save_model(str(stage / "model.part"))
     if trainer.is_world_process_zero():
         publish(stage / "model.part", stage / "model")
@@ -194,6 +201,8 @@ def sft(recipe: Recipe, work: Path) -> Path:
     """Supervised fine-tuning: only what the assistant says is learned, and some plain text."""
     plan, stage = recipe.sft, work / "sft"
 
+    start = work / "pretrain/model"
+
     def make() -> SFTTrainer:
         set_seed(recipe.seed)
         tokenizer = load_tokenizer(work)
@@ -201,7 +210,7 @@ def sft(recipe: Recipe, work: Path) -> Path:
         rows = list(chat_rows(raw, work / "data/sft.train.jsonl", plan.length))
         rows += text_rows(work, recipe, plan.text_share, len(rows))
         random.Random(recipe.seed).shuffle(rows)
-        model = LlamaForCausalLM.from_pretrained(work / "pretrain/model", dtype=torch.float32)
+        model = LlamaForCausalLM.from_pretrained(start, dtype=torch.float32)
         if recipe.compile:
             model.model.compile(dynamic=False)
         arguments = _arguments(recipe, plan, stage) | {"max_length": None}  # rows are cut already
@@ -212,7 +221,17 @@ def sft(recipe: Recipe, work: Path) -> Path:
             processing_class=tokenizer,
         )
 
-    return _run(stage, make)
+    return _run(stage, make, lambda model: _mixed(model, start, plan.keep_share))
+
+
+def _mixed(model: torch.nn.Module, start: Path, share: float) -> None:
+    """Moves the weights of `model` by `share` of the way back to those of `start`."""
+    if not share:
+        return
+    first = load_file(start / "model.safetensors")
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            weight.lerp_(first[name].to(weight), share)
 
 
 def preference_rows(path: Path, plan: TuneRecipe) -> Dataset:

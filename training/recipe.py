@@ -73,6 +73,8 @@ class TuneRecipe(_Part):
         batch: rows (SFT) or pairs (reward, alignment) per process and micro-batch.
         length: tokens per row or per member of a pair; longer ones are cut.
         text_share: of the rows of SFT, how many are pretraining text (all tokens learned).
+        keep_share: of the weights that SFT began with, how much is in its result: the mean of both
+            keeps what the tuning would forget (WiSE-FT, Wortsman et al. 2022).
         beta: DPO's inverse temperature; alignment only.
     """
 
@@ -86,6 +88,7 @@ class TuneRecipe(_Part):
     weight_decay: float = Field(0.0, ge=0)
     checkpoint_every: PositiveInt = 50
     text_share: float = Field(0.0, ge=0, lt=1)
+    keep_share: float = Field(0.0, ge=0, lt=1)
     beta: PositiveFloat = 0.1
     loss_types: list[str] = ["sigmoid"]
     loss_weights: list[float] = [1.0]

@@ -16,6 +16,7 @@ import torch
 os.environ["TOKENIZERS_PARALLELISM"] = "false"  # children are forked below
 os.environ["HF_HUB_OFFLINE"] = "1"
 
+from safetensors.torch import load_file
 from trl import SFTTrainer
 
 from training import checkpoint, posttrain
@@ -125,6 +126,21 @@ def test_a_killed_stage_continues_with_the_same_result(
     STAGES[stage](TOY, work)
     assert weights(work, stage) == weights(whole, stage)
     assert numbers(work, stage) == numbers(whole, stage)
+
+
+def test_a_part_of_the_first_weights_may_stay(whole: Path, tmp_path: Path) -> None:
+    work = tmp_path / "mixed"
+    shutil.copytree(whole, work)
+    shutil.rmtree(work / "sft")
+    plan = TOY.sft.model_copy(update={"keep_share": 0.25})
+    posttrain.sft(TOY.model_copy(update={"sft": plan}), work)
+    first, tuned, mixed = (
+        load_file(folder / "model/model.safetensors")
+        for folder in (whole / "pretrain", whole / "sft", work / "sft")
+    )
+    assert set(mixed) == set(first)
+    for name, weight in mixed.items():
+        torch.testing.assert_close(weight, 0.25 * first[name] + 0.75 * tuned[name])
 
 
 def test_fine_tuning_has_the_loss_of_trl(
