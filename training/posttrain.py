@@ -199,9 +199,7 @@ class _ChatTrainer(SFTTrainer):  # type: ignore[misc]
 
 def sft(recipe: Recipe, work: Path) -> Path:
     """Supervised fine-tuning: only what the assistant says is learned, and some plain text."""
-    plan, stage = recipe.sft, work / "sft"
-
-    start = work / "pretrain/model"
+    plan, stage, start = recipe.sft, work / "sft", work / "pretrain/model"
 
     def make() -> SFTTrainer:
         set_seed(recipe.seed)

@@ -19,7 +19,7 @@ _CONTENT = WINDOW_TOKEN_COUNT - 2
 _START, _END = 101, 102  # [CLS] and [SEP] of the BERT vocabulary
 # Every logit of a window that the first layer found harmless.
 SETTLED = -20.0
-ALWAYS = -math.inf  # the limit under which no doubt lies
+NO_EXIT = -math.inf  # no doubt is below this limit
 _LEVEL_ERROR = 3
 
 
@@ -52,7 +52,7 @@ class Encoder:
         return found
 
     def logits(
-        self, window: Window, *, document: bool, limit: float = ALWAYS
+        self, window: Window, *, document: bool, limit: float = NO_EXIT
     ) -> NDArray[np.float32]:
         """One logit for each category, shape [COUNT]: about 3.2 ms for a full window.
 

@@ -160,16 +160,18 @@ def decoded(text: str) -> Iterator[str]:
 
 
 def _is_english(text: str) -> bool:
+    """Whether `text` is plainly English as it stands."""
     common, count = _english(text)
     return common * _COMMON_RARE > count
 
 
 def _undone(text: str, undo: Callable[[str], str]) -> str:
     """`undo(text)` where that is English and `text` is none; else `text`."""
-    if _is_english(text):
+    common, count = _english(text)
+    if common * _COMMON_RARE > count:
         return text
     other = undo(text)
-    return other if _english(other)[0] > max(_COMMON_MIN, 2 * _english(text)[0]) else text
+    return other if _english(other)[0] > max(_COMMON_MIN, 2 * common) else text
 
 
 def _rotated(text: str) -> str:

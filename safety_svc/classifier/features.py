@@ -48,10 +48,10 @@ def features(text: str) -> NDArray[np.int64]:
 
 
 def features_of(text: str, spans: Sequence[tuple[int, int]]) -> list[NDArray[np.int64]]:
-    """`features(text[start:end])` for each span, in any order; spans should end between words.
+    """The buckets of `features(text[start:end])`, unsorted, for each span in order of their starts.
 
-    Of a word that is cut, only the n-grams inside the span count. What several spans share is
-    hashed once; they should be in order.
+    Spans should begin and end between words: of a word that is cut, only the n-grams inside the
+    span count. What several spans share is hashed once.
     """
     lower = text.lower()
     if len(lower) != len(text):  # a few capitals become two letters

@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from safety_svc.classifier import weights
-from safety_svc.classifier.encoder import ALWAYS, Window
+from safety_svc.classifier.encoder import NO_EXIT, Window
 from safety_svc.classifier.labels import CATEGORIES, COUNT, NAME, judged
 from safety_svc.classifier.normalise import plain, readings
 from safety_svc.detectors.base import Audience, Context, Finding, PromptFinding, Turn, byte_count
@@ -175,7 +175,7 @@ class Classifier:
         """Score of the encoder's first layer: highest over the windows, range [0, 1]."""
         encoder = self._weights.encoder
         doubts = [encoder.doubt(one, document=document) for one in encoder.windows(text)]
-        return float(_sigmoid(np.array([ALWAYS, *doubts], np.float32)).max())
+        return float(_sigmoid(np.array([NO_EXIT, *doubts], np.float32)).max())
 
 
 def _of(gates: weights.Gates, document: bool) -> float:
@@ -183,7 +183,7 @@ def _of(gates: weights.Gates, document: bool) -> float:
 
 
 def _logit(score: float) -> float:
-    return math.log(score / (1 - score)) if score > 0 else ALWAYS
+    return math.log(score / (1 - score)) if score > 0 else NO_EXIT
 
 
 def _worst(parts: Sequence[T], scores: Sequence[float], least: float, count: int) -> list[T]:

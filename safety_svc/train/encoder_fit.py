@@ -126,19 +126,6 @@ def fit(
     state.unlink(missing_ok=True)
 
 
-def logits(net: Encoder, rows: Encoded) -> NDArray[np.float32]:
-    """Logits of all rows, shape [rows, COUNT]."""
-    device = next(net.parameters()).device
-    found = np.zeros((len(rows.ids), COUNT), np.float32)
-    net.eval()
-    with torch.inference_mode():
-        for batch in _batches(rows.ids, 0):
-            ids = _padded([rows.ids[i] for i in batch]).to(device)
-            judged = net(ids, torch.from_numpy(rows.segments[batch]).to(device))
-            found[batch] = judged.logits.cpu().numpy()
-    return found
-
-
 def _step(
     net: Encoder,
     optimizer: torch.optim.Optimizer,
