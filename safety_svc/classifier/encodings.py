@@ -28,7 +28,8 @@ _WORD = re.compile(r"\S+")
 _PLAIN = re.compile(
     r"\W*(\d+[a-zA-Z]{0,2}|[A-Za-z]+\d*|\w*[_./]\w.*|[0-9a-f]{6,}[0-9a-f-]*|[^A-Za-z]*)\W*"
 )
-_MIXED = re.compile(r"[^\W\d_][\d@$!|+€]|[\d@$!|+€][^\W\d_]")
+# The sign first: it is rare.
+_MIXED = re.compile(r"[\d@$!|+€](?:(?<=[^\W\d_].)|(?=[^\W\d_]))")
 _LEET_LENGTH_MAX = 24
 _LEET = str.maketrans("01345789@$!|+€", "oieastbgasiite")
 _ROT13 = str.maketrans(

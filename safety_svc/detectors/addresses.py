@@ -44,6 +44,8 @@ WORDS = re.compile(
     r"(?<![\w.$€£#])(?:[A-ZÀ-Þ][\w.'’\-]{0,30}|\d{1,6}[A-Za-z]?)"
     r"(?:[ ,\n]{1,3}(?:[A-ZÀ-Þ0-9#][\w.'’\-]{0,30})?){0,16}"
 )
+# In every address: a number beside a capitalised word or another number.
+MARK = re.compile(r"[A-ZÀ-Þ0-9#][\w.'’\-]{0,30}[ ,\n]{1,3}\d|\d[A-Za-z]?[ ,\n]{1,3}[A-ZÀ-Þ0-9#]")
 
 
 def addresses(text: str) -> Iterator[tuple[int, int]]:

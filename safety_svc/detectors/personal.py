@@ -13,7 +13,7 @@ from stdnum import iban
 from stdnum.us import ssn
 
 from safety_svc.detectors import kinds
-from safety_svc.detectors.addresses import WORDS, addresses
+from safety_svc.detectors.addresses import MARK, WORDS, addresses
 from safety_svc.detectors.cards import is_card_number
 from safety_svc.detectors.phones import DIGIT_COUNT_MAX, DIGIT_COUNT_MIN, digits_of, phones
 from safety_svc.detectors.runs import Run, RunKind, RunScanner, Span
@@ -26,7 +26,9 @@ _EMAIL = re.compile(
 # Accounts of machines, as in `git@github.com:…`.
 _MACHINES = frozenset({"git", "hg", "svn"})
 
-_NUMBER_RUN = re.compile(r"(?<![\w])[+(\d][\d ()+\-./\u00a0\u2010-\u2014\u202f]{0,47}")
+_IN_NUMBER = r"[\d ()+\-./\u00a0\u2010-\u2014\u202f]"
+_NUMBER_RUN = re.compile(rf"(?<![\w])[+(\d]{_IN_NUMBER}{{0,47}}")
+_NUMBER_MARK = re.compile(rf"[+(\d]{_IN_NUMBER}{{{DIGIT_COUNT_MIN - 1}}}")
 _IPV4 = re.compile(r"(?<![\d.\-])\d{1,3}(?:\.\d{1,3}){3}(?![\d\-]|\.\d)")
 _SSN_DIGIT_COUNT = 9
 _SSN = re.compile(r"(?<![\d\-])\d{3}-\d{2}-\d{4}(?![\d\-])")
@@ -36,6 +38,7 @@ _VERSION = re.compile(r"(?i)\b(?:version|release|v|section|chapter)[ :.]*$")
 
 _IPV6_RUN = re.compile(r"(?<![\w:.])[0-9A-Fa-f:.]{1,45}")
 _IPV6_GROUP_COUNT_MIN = 3
+_IPV6_MARK = re.compile(":[0-9A-Fa-f.]*:")
 
 # Two letters, two digits, and up to 30 letters and digits in groups (ISO 13616). The letters name
 # the country only: they stay, so that no answer waits at each short word.
@@ -43,6 +46,8 @@ _IBAN_FREE_LENGTH, _IBAN_LENGTH_MIN = 2, 15
 _IBAN_RUN = re.compile(
     r"(?<!\w)[A-Za-z](?:[A-Za-z](?:\d(?:\d(?:[ \u00a0]?[A-Za-z0-9]){0,30}[ \u00a0]?)?)?)?"
 )
+# The digits first: they are rare.
+_IBAN_MARK = re.compile(rf"\d\d(?<=[A-Za-z]{{2}}\d\d)[ \u00a0A-Za-z0-9]{{{_IBAN_LENGTH_MIN - 4}}}")
 
 
 def _emails(run: Run) -> Iterator[Span]:
@@ -124,24 +129,24 @@ def _addresses(run: Run) -> Iterator[Span]:
 
 
 RUN_KINDS = (
-    RunKind(_EMAIL_RUN, _emails, frozenset({kinds.EMAIL_ADDRESS}), lambda run: "@" in run),
+    RunKind(_EMAIL_RUN, _emails, frozenset({kinds.EMAIL_ADDRESS}), re.compile("@")),
     RunKind(
         _NUMBER_RUN,
         _numbers,
         frozenset({kinds.PHONE_NUMBER, kinds.US_SSN, kinds.IP_ADDRESS}),
-        lambda run: len(run) >= DIGIT_COUNT_MIN,
+        _NUMBER_MARK,
     ),
     RunKind(
         _IPV6_RUN,
         _ipv6,
         frozenset({kinds.IP_ADDRESS}),
-        lambda run: run.count(":") >= _IPV6_GROUP_COUNT_MIN - 1,
+        _IPV6_MARK,
     ),
     RunKind(
         _IBAN_RUN,
         _ibans,
         frozenset({kinds.IBAN_CODE}),
-        lambda run: len(run) >= _IBAN_LENGTH_MIN,
+        _IBAN_MARK,
         _may_be_iban,
         _IBAN_FREE_LENGTH,
     ),
@@ -149,7 +154,7 @@ RUN_KINDS = (
         WORDS,
         _addresses,
         frozenset({kinds.STREET_ADDRESS}),
-        lambda run: " " in run and any(map(str.isdigit, run)),
+        MARK,
     ),
 )
 

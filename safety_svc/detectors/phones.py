@@ -13,6 +13,8 @@ DIGIT_COUNT_MIN, DIGIT_COUNT_MAX = 7, 15
 # National numbers are taken as such only where the plan makes chance hits rare: fixed lengths and
 # groups. Many plans take nearly every row of digits.
 REGIONS = ("US", "GB")
+# Their numbers have so many digits, or begin with a 0.
+_REGION_DIGIT_COUNT_MIN = 10
 _ANNOUNCED = re.compile(
     r"(?i)\b(?:tele|mobile |cell |work |home )?(?:phones?|tel|call(?:ed|ing|s)?|mobile|cell|fax|"
     r"whatsapp|sms|hotline|dial|ring|extension|contact|reach|text|messages? (?:to|on|from)|"
@@ -24,6 +26,8 @@ _OTHER_NUMBER = re.compile(
 )
 _CANDIDATE = re.compile(r"[+(]?\d[\d ()+\-./\u00a0\u2010-\u2014\u202f]*\d")
 _DATE = re.compile(r"(?:19|20)\d\d[-/.]\d{1,2}[-/.]\d{1,2}|\d{1,2}[-/.]\d{1,2}[-/.](?:19|20)?\d\d")
+# What the clock at the beginning of a log line leaves of it in a run.
+_CLOCK = re.compile(r"(?:19|20)\d\d([-/.])\d\d\1\d\d \d\d")
 
 
 def digits_of(text: str) -> str:
@@ -41,7 +45,7 @@ def announced(before: str) -> bool:
 def phones(text: str, before: str) -> Iterator[tuple[int, int]]:
     """Spans of the telephone numbers in a run of digits and separators."""
     found = False
-    regions: tuple[str | None, ...] = (None, *REGIONS) if _grouped(text) else (None,)
+    regions: tuple[str | None, ...] = (None, *REGIONS) if _may_be_national(text) else (None,)
     for region in regions:
         if region is None and "+" not in text:
             continue
@@ -56,9 +60,13 @@ def phones(text: str, before: str) -> Iterator[tuple[int, int]]:
         yield candidate.span()
 
 
-def _grouped(text: str) -> bool:
-    """True when somebody wrote the digits in groups."""
-    return any(not character.isdigit() for character in text.strip())
+def _may_be_national(text: str) -> bool:
+    """True when somebody wrote the digits in groups, and they are not plainly something else."""
+    if _CLOCK.fullmatch(text.strip()):
+        return False
+    grouped = any(not character.isdigit() for character in text.strip())
+    digits = digits_of(text)
+    return grouped and (len(digits) >= _REGION_DIGIT_COUNT_MIN or digits.startswith("0"))
 
 
 def _plausible(text: str) -> bool:

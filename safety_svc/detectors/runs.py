@@ -35,7 +35,7 @@ class RunKind:
         pattern: the run; bounded in length, and every beginning of a run must be a run too.
         judge: the spans in a complete run.
         types: the types that it finds.
-        may_hold: False, quickly, for a complete run without any span: most of them.
+        mark: found in every run with a span, and in few others; in time linear in the text.
         may_begin: False for an unfinished run that cannot become a span any more.
         free_length: characters at the beginning of a run that stand before its spans.
     """
@@ -43,7 +43,7 @@ class RunKind:
     pattern: re.Pattern[str]
     judge: Callable[[Run], Iterable[Span]]
     types: frozenset[str]
-    may_hold: Callable[[str], bool]
+    mark: re.Pattern[str]
     may_begin: Callable[[str], bool] = lambda run: True
     free_length: int = 0
 
@@ -69,17 +69,19 @@ class RunScanner:
         """See `Scanner.feed`."""
         text = self._text = self._text + piece
         findings: list[Finding] = []
-        may_hold = self._kind.may_hold
+        mark = self._kind.mark
         self._unfinished, cut = -1, len(text)
-        for match in self._kind.pattern.finditer(text, self._next):
+        # The end of most texts holds no mark: then its runs need not be found.
+        runs = self._kind.pattern.finditer(text, self._next)
+        for match in () if final and not mark.search(text, self._next) else runs:
             start, end = match.span()
             if end == len(text) and not final:
                 self._unfinished = cut = start
                 break
-            if not may_hold(found := match.group()):
+            if not mark.search(text, start, end):
                 continue
             before = text[max(0, start - CONTEXT_LENGTH) : start]
-            run = Run(found, before, text[end : end + 1])
+            run = Run(match.group(), before, text[end : end + 1])
             for span_start, span_end, kind in self._kind.judge(run):
                 whole = max(0, span_start - self._kind.free_length)
                 if not self._allows(run.text[whole:span_end]):

@@ -170,6 +170,11 @@ class _Pem:
         self.start = -1
 
 
+def _may_hold_secret(text: str) -> bool:
+    """False, quickly, for a text without a blob that could be a key, or begin one."""
+    return "--" in text or any(len(word) >= _RANDOM_LENGTH_MIN for word in text.split())
+
+
 class SecretScanner:
     """Finds secrets in a text that arrives in pieces.
 
@@ -188,7 +193,8 @@ class SecretScanner:
         text = self._feed.add(piece)
         findings: list[Finding] = []
         cut = len(text)
-        for match in _BLOB.finditer(text):
+        nothing = final and self._pem.start < 0 and not _may_hold_secret(text)
+        for match in () if nothing else _BLOB.finditer(text):
             start, end = match.span()
             if end == len(text) and not final and end - start < BLOB_LENGTH_MAX:
                 cut = start

@@ -85,6 +85,8 @@ class Lexicon:
         self.strong_beginnings: set[str] = set()
         self.weak_beginnings: set[str] = set()
         self.patterns_of: dict[str, list[int]] = {}
+        # The words of each phrase that ends a finding, by the longest of them.
+        self._ends: dict[str, list[frozenset[str]]] = {}
         for number, pattern in enumerate(self.patterns):
             for name in sorted({*pattern.sequence, pattern.unless}):
                 self.patterns_of.setdefault(name, []).append(number)
@@ -100,8 +102,10 @@ class Lexicon:
 
     def _add(self, phrase: str, *, strong: bool = False, ordinary: bool = False) -> Node:
         """Returns the node at the end of `phrase`, made where it is missing."""
-        node = self.root
-        for index, word in enumerate(split(phrase)):
+        node, words = self.root, split(phrase)
+        if strong:
+            self._ends.setdefault(max(words, key=len), []).append(frozenset(words))
+        for index, word in enumerate(words):
             self.words.add(word)
             if not ordinary and index == 0:
                 beginnings = self.strong_beginnings if strong else self.weak_beginnings
@@ -110,6 +114,18 @@ class Lexicon:
             node.leads_to_strong |= strong
             node.leads_to_ordinary |= ordinary
         return node
+
+    def may_find(self, text: str) -> bool:
+        """False, quickly, for a text that lacks a word of every phrase that ends a finding."""
+        words = set()
+        for unit in set(_UNIT.findall(text)):
+            if unit.isascii() and unit.isalpha():
+                words.add(unit.lower())
+            else:
+                word = normalise(unit)
+                words |= {word, unleet(word)}
+        phrases = (one for key in words & self._ends.keys() for one in self._ends[key])
+        return any(phrase <= words for phrase in phrases)
 
 
 def split(phrase: str) -> list[str]:
@@ -155,6 +171,9 @@ class WordScanner:
         text = self._feed.add(piece)
         findings: list[Finding] = []
         cut = size = len(text)
+        if final and self._feed.base == 0 and not self._lexicon.may_find(text):
+            self._feed.cut(size)
+            return findings
         for match in _UNIT.finditer(text, self._skip(text, findings)):
             word, end = match.group(), match.end()
             if word in _BREAKS:

@@ -34,10 +34,11 @@ def found(text: str, audience: Audience = Audience.USER) -> list[Finding]:
 
 def feed_all(scanners: tuple[Scanner, ...], cuts: list[str]) -> list[Finding]:
     """All findings in a text that arrives in pieces, in the order in which they are decided."""
+    *earlier, last = cuts or [""]
     result: list[Finding] = []
-    for piece in cuts:
+    for piece in earlier:
         result += [finding for scanner in scanners for finding in scanner.feed(piece)]
-    result += [finding for scanner in scanners for finding in scanner.feed("", final=True)]
+    result += [finding for scanner in scanners for finding in scanner.feed(last, final=True)]
     return sorted(result)
 
 
