@@ -15,7 +15,7 @@ from tokenizers import Tokenizer
 
 # Tokens of one window, the two marks at its ends included, and how many two windows share.
 WINDOW_TOKEN_COUNT, OVERLAP_TOKEN_COUNT = 128, 16
-_CONTENT = WINDOW_TOKEN_COUNT - 2
+CONTENT_TOKEN_COUNT = WINDOW_TOKEN_COUNT - 2
 _START, _END = 101, 102  # [CLS] and [SEP] of the BERT vocabulary
 # Every logit of a window that the first layer found harmless.
 SETTLED = -20.0
@@ -24,11 +24,29 @@ _LEVEL_ERROR = 3
 
 
 class Window(NamedTuple):
-    """A part of a text that the encoder sees at once: token ids, and its characters."""
+    """A part of a text that the encoder sees at once: token ids, see `framed`; its characters."""
 
     ids: Sequence[int]
     start: int
     end: int
+
+
+class Look(NamedTuple):
+    """What the encoder says of a window.
+
+    Attributes:
+        logits: one for each category, shape [COUNT].
+        doubt: logit of "harmful" after the first layer.
+    """
+
+    logits: NDArray[np.float32]
+    doubt: float
+
+
+def framed(ids: Sequence[int]) -> list[int]:
+    """`ids` between the marks for start and end: an even number, as the encoder pairs them."""
+    ends = [_END] if len(ids) % 2 == 0 else [_END, _END]
+    return [_START, *ids, *ends]
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,34 +61,26 @@ class Encoder:
         encoding = self.tokenizer.encode(text, add_special_tokens=False)
         ids, offsets = encoding.ids, encoding.offsets
         found = []
-        for start in range(0, len(ids), _CONTENT - OVERLAP_TOKEN_COUNT):
-            part = ids[start : start + _CONTENT]
+        for start in range(0, len(ids), CONTENT_TOKEN_COUNT - OVERLAP_TOKEN_COUNT):
+            part = ids[start : start + CONTENT_TOKEN_COUNT]
             last = start + len(part) - 1
-            found.append(Window([_START, *part, _END], offsets[start][0], offsets[last][1]))
+            found.append(Window(framed(part), offsets[start][0], offsets[last][1]))
             if last + 1 == len(ids):
                 break
         return found
 
-    def logits(
-        self, window: Window, *, document: bool, limit: float = NO_EXIT
-    ) -> NDArray[np.float32]:
-        """One logit for each category, shape [COUNT]: about 3.2 ms for a full window.
+    def look(self, window: Window, *, document: bool, limit: float = NO_EXIT) -> Look:
+        """Judges one window: about 1.8 ms for a full one.
 
-        With a doubt below `limit` all are SETTLED, after a third of that time.
+        With a doubt below `limit` all logits are SETTLED, after two fifths of that time.
         """
-        return self._run(window, document, limit)[0]
-
-    def doubt(self, window: Window, *, document: bool) -> float:
-        """Logit of "harmful" after the first layer."""
-        return float(self._run(window, document, math.inf)[1][0])
-
-    def _run(self, window: Window, document: bool, limit: float) -> list[NDArray[np.float32]]:
         inputs = {
             "ids": np.array(window.ids),
             "segment": np.array([int(document)]),
             "limit": np.array([limit], np.float32),
         }
-        return self.session.run(None, inputs)  # type: ignore[no-any-return]
+        logits, doubt = self.session.run(None, inputs)
+        return Look(logits, float(doubt[0]))
 
 
 def load(graph: bytes, tokenizer: str) -> Encoder:

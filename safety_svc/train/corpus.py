@@ -17,6 +17,7 @@ from safety_svc.train.sources_harm import harmful_rows
 from safety_svc.train.sources_harmless import (
     commands,
     dialogue_pairs,
+    everyday_rows,
     harmless_rows,
     topics,
 )
@@ -53,6 +54,8 @@ KEEP = {
     ("gsm8k-train", "ordinary"): 0.5,
     ("tasks", "ordinary"): 0.8,
     ("harmfulqa", "harmful"): 0.7,
+    ("tables", "everyday"): 0.4,
+    ("tables", "lookalike"): 0.4,
 }
 
 
@@ -71,6 +74,7 @@ def build(data: Path, seed: int) -> Corpus:
     """Reads `data`, a folder with the data sets, and makes the corpus; the same for each seed."""
     rng = random.Random(seed)
     base = [*harmful_rows(data, rng), *harmless_rows(data, rng), *attack_rows(data), *own_rows(rng)]
+    base += everyday_rows()
     shapes = documents(data, random.Random(seed), DOCUMENTS)
     base += [harmless(text, "shapes", "document", document=True) for text in shapes]
     base = list({(row.text, row.document): row for row in base if row.text.strip()}.values())

