@@ -22,7 +22,8 @@ _ENTITY = re.compile(r"&#x?[0-9a-fA-F]{2,6};")
 _ESCAPE = re.compile(r"\\u([0-9a-fA-F]{4})")
 _MORSE = re.compile(r"(?<![\w.-])(?:[.\-·–]{1,5}(?:\s+|\s*/\s*)){6,}[.\-·–]{1,5}(?![\w.-])")
 _APART = re.compile(r"(?<!\w)(?:[^\W_]([ .\-*_|/~]))(?:[^\W_]\1{1,3}){2,}[^\W_](?!\w)")
-_WORD = re.compile(r"\S+")
+# A word with a digit or sign that may stand for a letter.
+_WORD = re.compile(r"(?<!\S)[^\s\d@$!|+€]*[\d@$!|+€]\S*")
 
 # Digits in one run at one end are a unit, a version, a year: no leet.
 _PLAIN = re.compile(
@@ -253,4 +254,4 @@ def _letters_only(match: re.Match[str]) -> str:
 def _english(text: str) -> tuple[int, int]:
     """How many of the first words are common English ones, and how many words there are."""
     words = _LETTERS.findall(text[:_LOOK_LENGTH].lower())
-    return sum(word in _COMMON for word in words), len(words)
+    return sum(map(_COMMON.__contains__, words)), len(words)

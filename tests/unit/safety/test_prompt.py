@@ -34,7 +34,7 @@ def test_a_rule_alone_is_only_a_suspicion_where_a_classifier_reads_too(audience:
 def test_a_classifier_that_agrees_leaves_the_rule_its_force() -> None:
     found = _seen(Category.PROMPT_INJECTION, 0.6)
     assert _action(Audience.TOOL, found, judged=True) is Action.BLOCK
-    other = _seen(Category.HATE, 0.6)
+    other = _seen(Category.HATE, 0.5)
     assert _action(Audience.TOOL, other, judged=True) is Action.FLAG
 
 
