@@ -140,7 +140,6 @@ def _publish(corpus: Corpus, arguments: argparse.Namespace, out: Path) -> None:
     about = {
         "version": arguments.version,
         "layers": arguments.layers,
-        "epochs": arguments.epochs,
         "rows": {split: len(rows) for split, rows in corpus.rows.items()},
     }
     weights.write_manifest(out, weights.Fitted(), **about)
