@@ -149,18 +149,19 @@ class Classifier:
         """
         encoder = self._weights.encoder
         windows = encoder.windows(text)
-        rated = self._weights.linear.scores_of(text, [(one.start, one.end) for one in windows])
-        highest, gate = max(rated, default=0.0), _of(self._fitted.gates, document)
         # In one or two windows nothing is thin; and an instruction among other words is what
         # documents are trained to show.
         thick = document or len(windows) <= _THICK_COUNT
+        sentences = [] if thick else _sentences(text)
+        # All at once: what they share is hashed once.
+        parts = sorted({*((one.start, one.end) for one in windows), *sentences})
+        scores = dict(zip(parts, self._weights.linear.scores_of(text, parts), strict=True))
+        rated = [scores[one.start, one.end] for one in windows]
+        highest, gate = max(rated, default=0.0), _of(self._fitted.gates, document)
         count = max(2, len(windows) // 2) if thick else max(1, len(windows) // 4)
         worst = _worst(windows, rated, gate, count)
         looks = [_less(self._look(one, document), _WINDOW_COST) for one in worst]
-        if thick:
-            return highest, looks
-        sentences = _sentences(text)
-        rated = self._weights.linear.scores_of(text, sentences)
+        rated = [scores[one] for one in sentences]
         for start, end in _worst(sentences, rated, _SENTENCE_MIN, _SENTENCE_COUNT):
             for window in encoder.windows(text[start:end])[:1]:
                 looks.append(_less(self._look(window, document=False), _SENTENCE_COST))
