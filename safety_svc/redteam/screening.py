@@ -54,6 +54,6 @@ class Screen:
             screener.message(index, turn.audience)
             screener.piece(turn.text)
         if self._classifier:
-            screener.add(self._classifier.conversation(turns))
+            screener.add(self._classifier.conversation(turns), judged=True)
         judgement, _ = screener.end()
         return judgement.action in HALTING
