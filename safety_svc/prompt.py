@@ -3,10 +3,17 @@
 from collections.abc import Iterable, Sequence
 
 from safety_svc.classifier.labels import ATTACKS
-from safety_svc.detectors.base import Audience, Finding, PromptFinding, Scanner, byte_count
+from safety_svc.detectors.base import (
+    Audience,
+    Finding,
+    PromptFinding,
+    Scanner,
+    Turn,
+    byte_count,
+)
 from safety_svc.detectors.rulebook import NAME_POLICY_TERMS, Detectors
 from safety_svc.policy import Action, Direction, Judgement, Regime, direction_of
-from safety_svc.screen import FINDING_COUNT_MAX
+from safety_svc.screen import FINDING_COUNT_MAX, pieces
 
 # Findings kept of one message: what is beyond does not change the decision by rules. What is
 # masked is kept whole.
@@ -103,6 +110,28 @@ class PromptScreener:
         self.found += [PromptFinding(self._index, finding) for finding in kept]
         self._found_here = set()
         self._scanners = ()
+
+
+def screened(
+    regime: Regime,
+    detectors: Detectors,
+    turns: Sequence[Turn],
+    found: Iterable[PromptFinding] | None,
+) -> PromptScreener:
+    """A screener that has seen a whole conversation, but for its `end`.
+
+    Args:
+        regime, detectors: of the policy.
+        turns: the messages.
+        found: by the classifier; None when there is none.
+    """
+    screener = PromptScreener(regime, detectors)
+    for index, turn in enumerate(turns):
+        screener.message(index, turn.audience)
+        for piece in pieces(turn.text):
+            screener.piece(piece)
+    screener.add(found or (), judged=found is not None)
+    return screener
 
 
 def _doubted(found: PromptFinding) -> PromptFinding:

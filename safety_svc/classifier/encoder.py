@@ -42,6 +42,11 @@ class Look(NamedTuple):
     logits: NDArray[np.float32]
     doubt: float
 
+    @property
+    def settled(self) -> bool:
+        """True when the first layer found the window harmless."""
+        return bool(self.logits.max() <= SETTLED)
+
 
 def framed(ids: Sequence[int]) -> list[int]:
     """`ids` between the marks for start and end: an even number, as the encoder pairs them."""

@@ -163,14 +163,18 @@ def decoded(text: str) -> Iterator[str]:
 
 def _is_english(text: str) -> bool:
     """Whether `text` is plainly English as it stands."""
-    common, count = _english(text)
+    return _has_enough(*_english(text))
+
+
+def _has_enough(common: int, count: int) -> bool:
+    """Whether so many common words among `count` make it English."""
     return common * _COMMON_RARE > count
 
 
 def _undone(text: str, undo: Callable[[str], str]) -> str:
     """`undo(text)` where that is English and `text` is none; else `text`."""
     common, count = _english(text)
-    if common * _COMMON_RARE > count:
+    if _has_enough(common, count):
         return text
     other = undo(text)
     return other if _english(other)[0] > max(_COMMON_MIN, 2 * common) else text

@@ -39,4 +39,9 @@ class Linear:
     def _score(self, found: NDArray[np.int64]) -> float:
         steps = int(self.weights.take(found).sum(dtype=np.int32))
         logit = steps * self.scale / math.sqrt(max(1, len(found))) + self.bias
-        return 0.5 + 0.5 * math.tanh(logit / 2)  # the logistic function, which cannot overflow
+        return probability(logit)
+
+
+def probability(logit: float) -> float:
+    """The logistic function of `logit`, written so that it cannot overflow."""
+    return 0.5 + 0.5 * math.tanh(logit / 2)

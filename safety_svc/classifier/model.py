@@ -21,8 +21,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from safety_svc.classifier import weights
-from safety_svc.classifier.encoder import NO_EXIT, SETTLED, Look, Window
+from safety_svc.classifier.encoder import NO_EXIT, Look, Window
 from safety_svc.classifier.labels import CATEGORIES, COUNT, NAME, judged
+from safety_svc.classifier.linear import probability
 from safety_svc.classifier.normalise import plain, readings
 from safety_svc.detectors.base import Audience, Context, Finding, PromptFinding, Turn, byte_count
 
@@ -133,10 +134,10 @@ class Classifier:
             looks = [self._look(one, document) for one in parts]
         else:
             rated, looks = self._long(text, document)
-        open_ones = [look.logits for look in looks if look.logits.max() > SETTLED]
+        open_ones = [look.logits for look in looks if not look.settled]
         if not open_ones:
             # Which of the harmless texts are least so is still told.
-            harm = max((_probability(look.doubt) for look in looks), default=rated)
+            harm = max((probability(look.doubt) for look in looks), default=rated)
             return np.full(COUNT, _SETTLED_SHARE * harm, np.float32)
         highest = np.max(open_ones, axis=0) - np.float32(discount)
         return _sigmoid(highest * self._fitted.slopes + self._fitted.offsets)
@@ -180,7 +181,7 @@ class Classifier:
         looks = [
             encoder.look(one, document=document, limit=math.inf) for one in encoder.windows(text)
         ]
-        return max((_probability(look.doubt) for look in looks), default=0.0)
+        return max((probability(look.doubt) for look in looks), default=0.0)
 
 
 def _of(gates: weights.Gates, document: bool) -> float:
@@ -191,13 +192,9 @@ def _logit(score: float) -> float:
     return math.log(score / (1 - score)) if score > 0 else NO_EXIT
 
 
-def _probability(logit: float) -> float:
-    return 0.5 + 0.5 * math.tanh(logit / 2)
-
-
 def _less(look: Look, cost: np.float32) -> Look:
     """A look that counts less; one that is settled stays so."""
-    return look if look.logits.max() <= SETTLED else look._replace(logits=look.logits - cost)
+    return look if look.settled else look._replace(logits=look.logits - cost)
 
 
 def _worst(parts: Sequence[T], scores: Sequence[float], least: float, count: int) -> list[T]:

@@ -14,8 +14,7 @@ from safety_svc.detectors.kinds import KINDS
 from safety_svc.evaluate.rows import Row
 from safety_svc.policy import HALTING, Action, Judgement, Regime
 from safety_svc.policy_source import Published
-from safety_svc.prompt import PromptScreener
-from safety_svc.screen import pieces
+from safety_svc.prompt import PromptScreener, screened
 
 TIER = "free"
 
@@ -54,13 +53,9 @@ class Screen:
     def screen(self, row: Row) -> Screened:
         """Scores and judges one row."""
         begun = time.perf_counter()
-        screener = PromptScreener(self._regime, self._published.detectors)
-        for index, turn in enumerate(row.turns):
-            screener.message(index, turn.audience)
-            for piece in pieces(turn.text):
-                screener.piece(piece)
         judged = self._classifier.judge(row.turns) if self._classifier else []
-        screener.add(found_in(row.turns, judged), judged=self._classifier is not None)
+        found = found_in(row.turns, judged) if self._classifier else None
+        screener = screened(self._regime, self._published.detectors, row.turns, found)
         judgement, _ = screener.end()
         seconds = time.perf_counter() - begun
         return self._result(judged, screener, judgement, seconds)

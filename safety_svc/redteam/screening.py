@@ -6,7 +6,7 @@ from typing import Protocol
 from safety_svc.detectors.base import Audience, PromptFinding, Turn
 from safety_svc.policy import HALTING
 from safety_svc.policy_source import Published, published
-from safety_svc.prompt import PromptScreener
+from safety_svc.prompt import screened
 from safety_svc.settings import POLICY
 
 # The tier of a stranger who pays: the shipped policy lets enterprises and administrators do more.
@@ -49,11 +49,6 @@ class Screen:
     def blocks(self, messages: Sequence[Mapping[str, str]]) -> bool:
         """Whether a chat request with these messages is refused."""
         turns = [Turn(_AUDIENCES[one["role"]], one["content"]) for one in messages]
-        screener = PromptScreener(self._regime, self._policy.detectors)
-        for index, turn in enumerate(turns):
-            screener.message(index, turn.audience)
-            screener.piece(turn.text)
-        if self._classifier:
-            screener.add(self._classifier.conversation(turns), judged=True)
-        judgement, _ = screener.end()
+        found = self._classifier.conversation(turns) if self._classifier else None
+        judgement, _ = screened(self._regime, self._policy.detectors, turns, found).end()
         return judgement.action in HALTING

@@ -38,6 +38,7 @@ def test_harmless_lines_in_dark_words_are_answered(screen: Screen, line: str) ->
 )
 def test_harmful_lines_are_refused(screen: Screen, line: str) -> None:
     found = said(screen, line)
+    assert found.flagged.any()
     assert found.blocked
 
 
