@@ -25,9 +25,12 @@ def draw(rows: Sequence[Row], screened: Sequence[Screened], folder: Path) -> lis
 
     folder.mkdir(parents=True, exist_ok=True)
     curves = _curves(rows, screened)
+    # A colour for each of the 15 curves: the usual cycle has ten. Strong ones first.
+    colours = mpl.colormaps["tab20"](range(20))
     paths = []
     for name, plot in (("precision_recall", _precision_recall), ("calibration", _calibration)):
         figure, axes = pyplot.subplots(figsize=(7, 6))
+        axes.set_prop_cycle(color=[*colours[::2], *colours[1::2]])
         plot(axes, curves)
         axes.grid(alpha=0.3)
         paths.append(_save(figure, folder / f"{name}.png"))
