@@ -12,10 +12,10 @@ from gateway.admission.keys import Keys
 from gateway.admission.rate import RateLimiter
 from gateway.admission.service import Admission
 from gateway.admission.tokens import Tokens
-from gateway.background import Background
-from gateway.pool import Pool
 from gateway.settings import Settings
-from gateway.watch import watch
+from gateway.turn.background import Background
+from gateway.upstreams.pool import Pool
+from gateway.upstreams.watch import watch
 from gateway.wiring import Services, wire
 from mesh.chassis import Node, run
 from mesh.chassis.server import Registration

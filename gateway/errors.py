@@ -7,7 +7,7 @@
     ├── what a wait or money mends  RATE_LIMIT_EXCEEDED · INSUFFICIENT_QUOTA · OVERLOADED
     └── what is ours to mend        SERVICE_UNAVAILABLE · TIMEOUT · INTERNAL_ERROR
 
-`gateway/openai/errors.py` is the one table from here to HTTP.
+`gateway/faces/openai/errors.py` is the one table from here to HTTP.
 """
 
 import grpc

@@ -5,19 +5,19 @@ from dataclasses import dataclass
 
 import grpc
 
-from gateway.background import Background
-from gateway.catalogue import Catalogue
-from gateway.generation import Generator
-from gateway.openai.service import OpenAIService
-from gateway.pool import Pool
-from gateway.record import Recorder
+from gateway.faces.openai.service import OpenAIService
+from gateway.faces.typed import ChatService, ConversationService, UsageService
 from gateway.settings import TurnLimits
-from gateway.threads import Threads
-from gateway.turn import Upstreams
-from gateway.typed import ChatService, ConversationService, UsageService
+from gateway.turn.background import Background
+from gateway.turn.generation import Generator
+from gateway.turn.record import Recorder
+from gateway.turn.run import Upstreams
+from gateway.turn.threads import Threads
 from gateway.upstreams.billing import Billing
+from gateway.upstreams.catalogue import Catalogue
 from gateway.upstreams.conversation import Conversation
 from gateway.upstreams.inference import Inference
+from gateway.upstreams.pool import Pool
 from gateway.upstreams.safety import Safety
 from gateway.upstreams.tokenizer import Tokenizer
 

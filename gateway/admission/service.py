@@ -13,13 +13,14 @@ from envoy.type.v3 import http_status_pb2
 from google.rpc import status_pb2
 from ulid import ULID
 
-from gateway import errors, identity, metrics
+from gateway import errors, metrics
 from gateway.admission.keys import Admitted, Keys
 from gateway.admission.paths import Rule, rule_of
 from gateway.admission.rate import Allowance, RateLimiter
 from gateway.admission.tokens import Tokens
 from gateway.errors import public
-from gateway.openai.errors import http_error, public_error
+from gateway.faces import identity
+from gateway.faces.openai.errors import http_error, public_error
 from mesh.chassis.errors import MeshError
 
 BEARER = "bearer "

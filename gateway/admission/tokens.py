@@ -16,9 +16,9 @@ import jwt
 import structlog
 
 from gateway import errors
-from gateway.domain import TIERS
 from gateway.errors import public
 from gateway.settings import JwtSettings
+from gateway.turn.domain import TIERS
 from mesh.chassis.errors import MeshError
 
 SCOPES = frozenset({"chat", "conversations", "usage"})

@@ -4,6 +4,6 @@ billing       the hold, the settling, usage, keys
 conversation  threads
 safety        the veto over prompts and answers
 tokenizer     messages to a prompt
-inference     one node at a time; `gateway/generation.py` goes on at another
+inference     one node at a time; `gateway/turn/generation.py` goes on at another
 failures      the one table of reasons
 """

@@ -7,7 +7,7 @@ from google.protobuf import duration_pb2
 
 from chatmesh.billing.v1 import billing_pb2 as pb
 from chatmesh.billing.v1 import billing_pb2_grpc
-from gateway.domain import Caller, Prompt, Usage
+from gateway.turn.domain import Caller, Prompt, Usage
 from gateway.upstreams.failures import translated
 from mesh.chassis.errors import MeshError
 

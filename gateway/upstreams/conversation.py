@@ -7,7 +7,7 @@ import grpc
 
 from chatmesh.conversation.v1 import conversation_pb2 as pb
 from chatmesh.conversation.v1 import conversation_pb2_grpc
-from gateway.domain import Caller, Message
+from gateway.turn.domain import Caller, Message
 from gateway.upstreams.failures import translated
 
 ROLES = {

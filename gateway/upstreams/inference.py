@@ -8,7 +8,7 @@ import grpc
 
 from chatmesh.inference.v1 import inference_pb2 as pb
 from chatmesh.inference.v1 import inference_pb2_grpc
-from gateway.domain import (
+from gateway.turn.domain import (
     FINISH_LENGTH,
     FINISH_STOP,
     Ask,

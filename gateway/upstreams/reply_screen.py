@@ -15,9 +15,9 @@ import structlog
 
 from chatmesh.safety.v1 import safety_pb2 as pb
 from gateway import errors
-from gateway.answer import Mask, whole_characters
 from gateway.errors import public
 from gateway.settings import TurnLimits
+from gateway.turn.answer import Mask, whole_characters
 from gateway.upstreams.failures import translate
 from mesh.chassis.errors import MeshError
 

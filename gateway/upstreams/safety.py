@@ -8,9 +8,9 @@ import grpc
 from chatmesh.safety.v1 import safety_pb2 as pb
 from chatmesh.safety.v1 import safety_pb2_grpc
 from gateway import errors
-from gateway.domain import Caller, Message
 from gateway.errors import public
 from gateway.settings import TurnLimits
+from gateway.turn.domain import Caller, Message
 from gateway.upstreams.failures import translated
 from gateway.upstreams.reply_screen import MESSAGE_DEFAULT, ReplyScreen, category_of
 

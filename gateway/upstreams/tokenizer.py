@@ -7,7 +7,7 @@ import grpc
 from chatmesh.tokenizer.v1 import tokenizer_pb2 as pb
 from chatmesh.tokenizer.v1 import tokenizer_pb2_grpc
 from gateway import errors
-from gateway.domain import Message, ModelInfo, Prompt
+from gateway.turn.domain import Message, ModelInfo, Prompt
 from gateway.upstreams.failures import translated
 from mesh.chassis.errors import MeshError
 

@@ -8,8 +8,8 @@ from prometheus_client import REGISTRY
 
 from chatmesh.chat.v1 import chat_pb2
 from chatmesh.safety.v1 import safety_pb2
-from gateway.background import Background
-from gateway.feed import WAITING_BYTES_MAX
+from gateway.turn.background import Background
+from gateway.turn.feed import WAITING_BYTES_MAX
 from tests.support.fakes import Fakes, Script, failure
 from tests.support.gateway_turns import TURN, identity, running_gateway
 

@@ -7,7 +7,7 @@ import pytest
 
 from chatmesh.chat.v1 import chat_pb2
 from gateway.errors import CODES
-from gateway.openai.errors import TABLE
+from gateway.faces.openai.errors import TABLE
 from mesh.chassis.errors import MeshError
 from tests.support.fakes import MODEL, Fakes, failure
 from tests.support.gateway_turns import failed, identity, question, running_gateway

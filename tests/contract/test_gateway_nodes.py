@@ -7,9 +7,9 @@ import pytest
 
 from chatmesh.inference.v1 import inference_pb2
 from chatmesh.mesh.v1 import mesh_pb2
-from gateway.pool import Pool
 from gateway.upstreams.inference import Inference
-from gateway.watch import watch
+from gateway.upstreams.pool import Pool
+from gateway.upstreams.watch import watch
 from tests.support.fakes import Fakes, Script, failure
 from tests.support.gateway_turns import TURN, identity, running_gateway
 from tests.support.loopback import loopback

@@ -11,9 +11,9 @@ from google.api import httpbody_pb2
 
 from chatmesh.chat.v1 import chat_pb2_grpc
 from chatmesh.gateway.v1 import gateway_pb2, gateway_pb2_grpc
-from gateway.background import Background
-from gateway.pool import Pool
 from gateway.settings import TurnLimits
+from gateway.turn.background import Background
+from gateway.upstreams.pool import Pool
 from gateway.wiring import wire
 from mesh.chassis.server import ErrorInterceptor
 from tests.support.fakes import MODEL, Fakes

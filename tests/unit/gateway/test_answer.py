@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.answer import Answer, Mask
-from gateway.domain import ChoiceFinished, Frame, Logprob
+from gateway.turn.answer import Answer, Mask
+from gateway.turn.domain import ChoiceFinished, Frame, Logprob
 
 FRAMES = st.lists(st.tuples(st.text(max_size=5), st.integers(0, 3)), max_size=12)
 

@@ -6,9 +6,9 @@ import re
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.domain import ChoiceFinished, Delta, Finished, Logprob, ModelInfo, Started, Usage
 from gateway.errors import public
-from gateway.openai.chunks import PING, ChunkWriter, Completion
+from gateway.faces.openai.chunks import PING, ChunkWriter, Completion
+from gateway.turn.domain import ChoiceFinished, Delta, Finished, Logprob, ModelInfo, Started, Usage
 
 MODEL = ModelInfo("m", 100, "fp_1")
 STARTED = Started("TURN", MODEL, "", 0)

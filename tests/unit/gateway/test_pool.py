@@ -5,7 +5,7 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.pool import Load, NodeState, Pool, cost, counted, pick
+from gateway.upstreams.pool import Load, NodeState, Pool, cost, counted, pick
 
 IDLE = Load(kv_block_count=100, kv_block_free_count=100, queue_depth_max=8)
 BUSY = Load(kv_block_count=100, kv_block_free_count=10, queue_depth_max=8)

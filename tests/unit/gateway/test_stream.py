@@ -5,8 +5,8 @@ from collections.abc import Callable
 
 import pytest
 
-from gateway.openai.chunks import PING
-from gateway.openai.stream import ClientWriter
+from gateway.faces.openai.chunks import PING
+from gateway.faces.openai.stream import ClientWriter
 
 HEARTBEAT_S, STALL_S = 15.0, 30.0
 

@@ -11,10 +11,10 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, ValidationError
 
 from gateway import errors
-from gateway.domain import CHOICE_COUNT_MAX, Ask, Message, Sampling
 from gateway.errors import bad_parameter, public
-from gateway.openai.fields import NotSupported, Strict, fault
-from gateway.openai.formats import FormatFields, wanted_format
+from gateway.faces.openai.fields import NotSupported, Strict, fault
+from gateway.faces.openai.formats import FormatFields, wanted_format
+from gateway.turn.domain import CHOICE_COUNT_MAX, Ask, Message, Sampling
 from mesh.chassis.errors import MeshError
 
 # What pydantic calls a body that is no JSON object.

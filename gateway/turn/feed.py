@@ -9,8 +9,8 @@ import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
-from gateway.answer import Answer
-from gateway.domain import Frame
+from gateway.turn.answer import Answer
+from gateway.turn.domain import Frame
 from gateway.upstreams.reply_screen import ReplyScreen
 
 # Safety may have nothing to say to a message, when it holds text back.

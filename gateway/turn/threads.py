@@ -2,7 +2,7 @@
 
 from ulid import ULID
 
-from gateway.domain import Ask, Caller, ModelInfo
+from gateway.turn.domain import Ask, Caller, ModelInfo
 from gateway.upstreams.conversation import Conversation, Thread
 
 

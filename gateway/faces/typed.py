@@ -11,7 +11,10 @@ from chatmesh.billing.v1 import billing_pb2
 from chatmesh.chat.v1 import chat_pb2 as pb
 from chatmesh.chat.v1 import chat_pb2_grpc
 from chatmesh.conversation.v1 import conversation_pb2
-from gateway.domain import (
+from gateway.errors import bad_parameter
+from gateway.faces.identity import caller_of
+from gateway.faces.openai.errors import public_error
+from gateway.turn.domain import (
     FINISH_CONTENT_FILTER,
     FINISH_LENGTH,
     FINISH_STOP,
@@ -26,11 +29,8 @@ from gateway.domain import (
     Sampling,
     Started,
 )
-from gateway.errors import bad_parameter
-from gateway.identity import caller_of
-from gateway.observe import observed
-from gateway.openai.errors import public_error
-from gateway.turn import Upstreams, turn
+from gateway.turn.observe import observed
+from gateway.turn.run import Upstreams, turn
 from gateway.upstreams.billing import Billing
 from gateway.upstreams.conversation import Conversation
 

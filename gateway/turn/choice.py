@@ -12,9 +12,9 @@ from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from types import TracebackType
 
 from gateway import metrics
-from gateway.answer import Answer
-from gateway.domain import ChoiceFinished, Delta, Frame
-from gateway.feed import Feed
+from gateway.turn.answer import Answer
+from gateway.turn.domain import ChoiceFinished, Delta, Frame
+from gateway.turn.feed import Feed
 from gateway.upstreams.reply_screen import ReplyScreen
 from mesh.chassis.errors import MeshError
 

@@ -10,10 +10,10 @@ import structlog
 
 from chatmesh.billing.v1.billing_pb2 import HoldRequest
 from gateway import metrics
-from gateway.answer import Answer
-from gateway.background import Background, wait_at_most
-from gateway.domain import Ask, Caller, Message, Prompt, Usage
 from gateway.settings import TurnLimits
+from gateway.turn.answer import Answer
+from gateway.turn.background import Background, wait_at_most
+from gateway.turn.domain import Ask, Caller, Message, Prompt, Usage
 from gateway.upstreams.billing import Billing
 from gateway.upstreams.conversation import Conversation, NewMessage, Thread
 from mesh.chassis.errors import MeshError

@@ -13,16 +13,16 @@ from google.api import httpbody_pb2
 from chatmesh.gateway.v1 import gateway_pb2 as pb
 from chatmesh.gateway.v1 import gateway_pb2_grpc
 from gateway import errors
-from gateway.domain import Caller, Started
 from gateway.errors import public
-from gateway.identity import caller_of
-from gateway.observe import observed
-from gateway.openai import listings
-from gateway.openai.chunks import ChunkWriter, Completion
-from gateway.openai.errors import http_error, public_error
-from gateway.openai.requests import ChatCompletion, parse_chat_completion, parse_rename
-from gateway.openai.stream import ClientWriter, EventBody
-from gateway.turn import EPOCH, Upstreams, turn
+from gateway.faces.identity import caller_of
+from gateway.faces.openai import listings
+from gateway.faces.openai.chunks import ChunkWriter, Completion
+from gateway.faces.openai.errors import http_error, public_error
+from gateway.faces.openai.requests import ChatCompletion, parse_chat_completion, parse_rename
+from gateway.faces.openai.stream import ClientWriter, EventBody
+from gateway.turn.domain import Caller, Started
+from gateway.turn.observe import observed
+from gateway.turn.run import EPOCH, Upstreams, turn
 from gateway.upstreams.billing import Billing
 from gateway.upstreams.conversation import Conversation
 from mesh.chassis.errors import MeshError

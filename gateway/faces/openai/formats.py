@@ -6,9 +6,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 
-from gateway.domain import ResponseFormat
 from gateway.errors import bad_parameter
-from gateway.openai.fields import NotSupported, Strict, fault
+from gateway.faces.openai.fields import NotSupported, Strict, fault
+from gateway.turn.domain import ResponseFormat
 
 
 def _schema_text(schema: Any) -> str | None:

@@ -6,7 +6,7 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
 from gateway import metrics
-from gateway.domain import Delta, Event
+from gateway.turn.domain import Delta, Event
 from mesh.chassis.errors import MeshError
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from google.api import httpbody_pb2
 
-from gateway.openai.chunks import PING
+from gateway.faces.openai.chunks import PING
 
 EVENT_STREAM = "text/event-stream"
 

@@ -6,8 +6,8 @@ from typing import Any
 
 from chatmesh.billing.v1 import billing_pb2
 from chatmesh.conversation.v1 import conversation_pb2
-from gateway.domain import ModelInfo
 from gateway.errors import bad_parameter
+from gateway.turn.domain import ModelInfo
 from gateway.upstreams.conversation import ROLE_NAMES
 
 THREADS_PAGE_SIZE_MAX = 100

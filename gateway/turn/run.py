@@ -6,10 +6,10 @@ from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
-from gateway.catalogue import Catalogue
-from gateway.checks import check
-from gateway.choice import Choice, choosing
-from gateway.domain import (
+from gateway.settings import TurnLimits
+from gateway.turn.checks import check
+from gateway.turn.choice import Choice, choosing
+from gateway.turn.domain import (
     FINISH_CONTENT_FILTER,
     Ask,
     Caller,
@@ -21,10 +21,10 @@ from gateway.domain import (
     Started,
     Usage,
 )
-from gateway.generation import Generator
-from gateway.record import Recorder, usage_of
-from gateway.settings import TurnLimits
-from gateway.threads import Threads
+from gateway.turn.generation import Generator
+from gateway.turn.record import Recorder, usage_of
+from gateway.turn.threads import Threads
+from gateway.upstreams.catalogue import Catalogue
 from gateway.upstreams.inference import Job
 from gateway.upstreams.safety import Safety, Screened
 from gateway.upstreams.tokenizer import Tokenizer

@@ -8,11 +8,11 @@ import grpc
 import structlog
 
 from gateway import errors
-from gateway.domain import ModelInfo
 from gateway.errors import public
-from gateway.pool import Pool
+from gateway.turn.domain import ModelInfo
 from gateway.upstreams.failures import translate
 from gateway.upstreams.inference import Inference
+from gateway.upstreams.pool import Pool
 from mesh.chassis import deadlines
 from mesh.chassis.errors import MeshError
 

@@ -4,7 +4,7 @@ from collections import deque
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from gateway.domain import (
+from gateway.turn.domain import (
     FINISH_CANCELLED,
     FINISH_CONTENT_FILTER,
     ChoiceFinished,

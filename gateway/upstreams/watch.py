@@ -9,8 +9,8 @@ import structlog
 
 from chatmesh.inference.v1 import inference_pb2
 from chatmesh.mesh.v1 import mesh_pb2
-from gateway.pool import Load, Pool
 from gateway.upstreams.inference import Inference
+from gateway.upstreams.pool import Load, Pool
 from mesh.chassis.errors import MeshError
 
 RECONNECT_S_MIN = 0.1

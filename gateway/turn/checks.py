@@ -1,8 +1,8 @@
 """What a chat request must be, whichever face it came in by. Pure."""
 
-from gateway.domain import CHOICE_COUNT_MAX, Ask, Message, ResponseFormat
 from gateway.errors import bad_parameter
 from gateway.settings import TurnLimits
+from gateway.turn.domain import CHOICE_COUNT_MAX, Ask, Message, ResponseFormat
 
 MESSAGE_COUNT_MAX = 1024
 # The store takes 256 messages at once, the answer among them.

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from json.encoder import encode_basestring
 from typing import Any
 
-from gateway.domain import ChoiceFinished, Delta, Event, Finished, Logprob, Started, Usage
-from gateway.openai.errors import error_body
+from gateway.faces.openai.errors import error_body
+from gateway.turn.domain import ChoiceFinished, Delta, Event, Finished, Logprob, Started, Usage
 from mesh.chassis.errors import MeshError
 
 DONE = b"data: [DONE]\n\n"

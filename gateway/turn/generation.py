@@ -12,11 +12,11 @@ import grpc
 import structlog
 
 from gateway import metrics
-from gateway.domain import Frame
-from gateway.pool import NodeState, Pool, counted
 from gateway.settings import TurnLimits
+from gateway.turn.domain import Frame
 from gateway.upstreams.failures import translate
 from gateway.upstreams.inference import BrokenStreamError, Inference, Job
+from gateway.upstreams.pool import NodeState, Pool, counted
 from mesh.chassis.errors import MeshError
 
 # What another node may mend. INTERNAL without details is a transport that broke; with details it is
