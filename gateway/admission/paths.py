@@ -18,6 +18,8 @@ class Rule:
 
 
 CHAT = Rule("chat", limited=True)
+# To follow or stop a turn costs nothing new.
+TURNS = Rule("chat")
 MODELS = Rule("")
 # Generic clients find the contracts by themselves.
 CONTRACTS = Rule("")
@@ -32,10 +34,16 @@ _EXACT = {
     "/api/conversations": CONVERSATIONS,
     "/api/usage": USAGE,
     "/chatmesh.chat.v1.ChatService/Chat": CHAT,
+    "/chatmesh.chat.v1.ChatService/Follow": TURNS,
+    "/chatmesh.chat.v1.ChatService/Cancel": TURNS,
+    "/chatmesh.chat.v1.ChatService/GetTurn": TURNS,
     "/chatmesh.chat.v1.ChatService/ListModels": MODELS,
     "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo": CONTRACTS,
     "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo": CONTRACTS,
     "/chatmesh.gateway.v1.OpenAIService/CreateChatCompletion": CHAT,
+    "/chatmesh.gateway.v1.OpenAIService/FollowTurn": TURNS,
+    "/chatmesh.gateway.v1.OpenAIService/GetTurn": TURNS,
+    "/chatmesh.gateway.v1.OpenAIService/CancelTurn": TURNS,
     "/chatmesh.gateway.v1.OpenAIService/ListModels": MODELS,
     "/chatmesh.gateway.v1.OpenAIService/GetModel": MODELS,
     "/chatmesh.gateway.v1.OpenAIService/ListConversations": CONVERSATIONS,
@@ -45,6 +53,7 @@ _EXACT = {
     "/chatmesh.gateway.v1.OpenAIService/GetUsage": USAGE,
 }
 _PREFIXES = (
+    ("/api/turns/", TURNS),
     ("/v1/models/", MODELS),
     ("/api/models/", MODELS),
     ("/api/conversations/", CONVERSATIONS),

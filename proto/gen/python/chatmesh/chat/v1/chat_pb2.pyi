@@ -62,6 +62,16 @@ class _ReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Reason.ValueTy
     """The time allowed for the turn ran out; metadata "service" names who was slow."""
     REASON_INTERNAL_ERROR: _Reason.ValueType  # 15
     """A fault of ours."""
+    REASON_TURN_NOT_FOUND: _Reason.ValueType  # 16
+    """The caller has no such turn, or it ended longer ago than turns are kept."""
+    REASON_CURSOR_INVALID: _Reason.ValueType  # 17
+    """The cursor is not one of this turn; metadata "param"."""
+    REASON_CURSOR_LOST: _Reason.ValueType  # 18
+    """What follows this cursor cannot be told exactly (the journal was away when its process died);
+    GetTurn has what is known.
+    """
+    REASON_IDEMPOTENCY_KEY_REUSED: _Reason.ValueType  # 19
+    """The idempotency key was used for another request; metadata "param"."""
 
 class Reason(_Reason, metaclass=_ReasonEnumTypeWrapper):
     """Reason is the ErrorInfo.reason of every failure that a client can see, without the prefix
@@ -100,6 +110,16 @@ REASON_TIMEOUT: Reason.ValueType  # 14
 """The time allowed for the turn ran out; metadata "service" names who was slow."""
 REASON_INTERNAL_ERROR: Reason.ValueType  # 15
 """A fault of ours."""
+REASON_TURN_NOT_FOUND: Reason.ValueType  # 16
+"""The caller has no such turn, or it ended longer ago than turns are kept."""
+REASON_CURSOR_INVALID: Reason.ValueType  # 17
+"""The cursor is not one of this turn; metadata "param"."""
+REASON_CURSOR_LOST: Reason.ValueType  # 18
+"""What follows this cursor cannot be told exactly (the journal was away when its process died);
+GetTurn has what is known.
+"""
+REASON_IDEMPOTENCY_KEY_REUSED: Reason.ValueType  # 19
+"""The idempotency key was used for another request; metadata "param"."""
 Global___Reason: _TypeAlias = Reason  # noqa: Y015
 
 class _Role:
@@ -148,6 +168,8 @@ class _FinishReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_FinishRe
     """At max_tokens."""
     FINISH_REASON_CONTENT_FILTER: _FinishReason.ValueType  # 3
     """Safety cut it."""
+    FINISH_REASON_CANCELLED: _FinishReason.ValueType  # 4
+    """It was cancelled, by Cancel or because nobody read it."""
 
 class FinishReason(_FinishReason, metaclass=_FinishReasonEnumTypeWrapper):
     """FinishReason says why an answer ended."""
@@ -160,7 +182,41 @@ FINISH_REASON_LENGTH: FinishReason.ValueType  # 2
 """At max_tokens."""
 FINISH_REASON_CONTENT_FILTER: FinishReason.ValueType  # 3
 """Safety cut it."""
+FINISH_REASON_CANCELLED: FinishReason.ValueType  # 4
+"""It was cancelled, by Cancel or because nobody read it."""
 Global___FinishReason: _TypeAlias = FinishReason  # noqa: Y015
+
+class _TurnState:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _TurnStateEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_TurnState.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    TURN_STATE_UNSPECIFIED: _TurnState.ValueType  # 0
+    """Not used on the wire."""
+    TURN_STATE_RUNNING: _TurnState.ValueType  # 1
+    """It runs."""
+    TURN_STATE_COMPLETED: _TurnState.ValueType  # 2
+    """It came to its end."""
+    TURN_STATE_CANCELLED: _TurnState.ValueType  # 3
+    """It was cancelled, by Cancel or because nobody read it."""
+    TURN_STATE_FAILED: _TurnState.ValueType  # 4
+    """It failed; what was said before stays valid."""
+
+class TurnState(_TurnState, metaclass=_TurnStateEnumTypeWrapper):
+    """TurnState says how far a turn is."""
+
+TURN_STATE_UNSPECIFIED: TurnState.ValueType  # 0
+"""Not used on the wire."""
+TURN_STATE_RUNNING: TurnState.ValueType  # 1
+"""It runs."""
+TURN_STATE_COMPLETED: TurnState.ValueType  # 2
+"""It came to its end."""
+TURN_STATE_CANCELLED: TurnState.ValueType  # 3
+"""It was cancelled, by Cancel or because nobody read it."""
+TURN_STATE_FAILED: TurnState.ValueType  # 4
+"""It failed; what was said before stays valid."""
+Global___TurnState: _TypeAlias = TurnState  # noqa: Y015
 
 @_typing.final
 class Message(_message.Message):
@@ -252,6 +308,8 @@ class ChatRequest(_message.Message):
     LOGIT_BIAS_FIELD_NUMBER: _builtins.int
     LOGPROBS_FIELD_NUMBER: _builtins.int
     TOP_LOGPROBS_FIELD_NUMBER: _builtins.int
+    BACKGROUND_FIELD_NUMBER: _builtins.int
+    IDEMPOTENCY_KEY_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """A model id; empty: the default model."""
     conversation_id: _builtins.str
@@ -288,6 +346,13 @@ class ChatRequest(_message.Message):
     """Report the log probability of each token of the answers."""
     top_logprobs: _builtins.int
     """How many of the likeliest tokens to report beside each; needs logprobs. Range [0, 20]."""
+    background: _builtins.bool
+    """Run to the end although nobody reads. Absent: as the conversation says, else no."""
+    idempotency_key: _builtins.str
+    """Makes the call repeatable: the same key with the same request joins the turn that runs or ran
+    instead of making a second one, as long as that turn is kept. At most 255 printable ASCII
+    characters; an account's own. Empty: none.
+    """
     @_builtins.property
     def messages(self) -> _containers.RepeatedCompositeFieldContainer[Global___Message]:
         """The new messages, oldest first; with conversation_id the stored ones come before them. At
@@ -329,17 +394,23 @@ class ChatRequest(_message.Message):
         logit_bias: _abc.Mapping[_builtins.int, _builtins.float] | None = ...,
         logprobs: _builtins.bool = ...,
         top_logprobs: _builtins.int = ...,
+        background: _builtins.bool | None = ...,
+        idempotency_key: _builtins.str = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_seed", b"_seed", "_temperature", b"_temperature", "_top_p", b"_top_p", "response_format", b"response_format", "seed", b"seed", "temperature", b"temperature", "top_p", b"top_p"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_background", b"_background", "_seed", b"_seed", "_temperature", b"_temperature", "_top_p", b"_top_p", "background", b"background", "response_format", b"response_format", "seed", b"seed", "temperature", b"temperature", "top_p", b"top_p"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_seed", b"_seed", "_temperature", b"_temperature", "_top_p", b"_top_p", "conversation_id", b"conversation_id", "frequency_penalty", b"frequency_penalty", "logit_bias", b"logit_bias", "logprobs", b"logprobs", "max_tokens", b"max_tokens", "messages", b"messages", "min_p", b"min_p", "model", b"model", "n", b"n", "presence_penalty", b"presence_penalty", "repetition_penalty", b"repetition_penalty", "response_format", b"response_format", "seed", b"seed", "stop", b"stop", "store", b"store", "temperature", b"temperature", "top_k", b"top_k", "top_logprobs", b"top_logprobs", "top_p", b"top_p", "user", b"user"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_background", b"_background", "_seed", b"_seed", "_temperature", b"_temperature", "_top_p", b"_top_p", "background", b"background", "conversation_id", b"conversation_id", "frequency_penalty", b"frequency_penalty", "idempotency_key", b"idempotency_key", "logit_bias", b"logit_bias", "logprobs", b"logprobs", "max_tokens", b"max_tokens", "messages", b"messages", "min_p", b"min_p", "model", b"model", "n", b"n", "presence_penalty", b"presence_penalty", "repetition_penalty", b"repetition_penalty", "response_format", b"response_format", "seed", b"seed", "stop", b"stop", "store", b"store", "temperature", b"temperature", "top_k", b"top_k", "top_logprobs", b"top_logprobs", "top_p", b"top_p", "user", b"user"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__background: _TypeAlias = _typing.Literal["background"]  # noqa: Y015
+    _WhichOneofArgType__background: _TypeAlias = _typing.Literal["_background", b"_background"]  # noqa: Y015
     _WhichOneofReturnType__seed: _TypeAlias = _typing.Literal["seed"]  # noqa: Y015
     _WhichOneofArgType__seed: _TypeAlias = _typing.Literal["_seed", b"_seed"]  # noqa: Y015
     _WhichOneofReturnType__temperature: _TypeAlias = _typing.Literal["temperature"]  # noqa: Y015
     _WhichOneofArgType__temperature: _TypeAlias = _typing.Literal["_temperature", b"_temperature"]  # noqa: Y015
     _WhichOneofReturnType__top_p: _TypeAlias = _typing.Literal["top_p"]  # noqa: Y015
     _WhichOneofArgType__top_p: _TypeAlias = _typing.Literal["_top_p", b"_top_p"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__background) -> _WhichOneofReturnType__background | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__seed) -> _WhichOneofReturnType__seed | None: ...
     @_typing.overload
@@ -484,6 +555,7 @@ class TurnStarted(_message.Message):
     MODEL_FIELD_NUMBER: _builtins.int
     CONVERSATION_ID_FIELD_NUMBER: _builtins.int
     DROPPED_MESSAGE_COUNT_FIELD_NUMBER: _builtins.int
+    JOURNALED_FIELD_NUMBER: _builtins.int
     turn_id: _builtins.str
     """The turn (ULID)."""
     model: _builtins.str
@@ -492,6 +564,8 @@ class TurnStarted(_message.Message):
     """Where the turn is kept; empty when it is not."""
     dropped_message_count: _builtins.int
     """Older messages that the context had no room for."""
+    journaled: _builtins.bool
+    """The turn is in the journal: Follow works although the process that runs it dies."""
     def __init__(
         self,
         *,
@@ -499,10 +573,11 @@ class TurnStarted(_message.Message):
         model: _builtins.str = ...,
         conversation_id: _builtins.str = ...,
         dropped_message_count: _builtins.int = ...,
+        journaled: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["conversation_id", b"conversation_id", "dropped_message_count", b"dropped_message_count", "model", b"model", "turn_id", b"turn_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["conversation_id", b"conversation_id", "dropped_message_count", b"dropped_message_count", "journaled", b"journaled", "model", b"model", "turn_id", b"turn_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -647,8 +722,13 @@ class ChatResponse(_message.Message):
     DELTA_FIELD_NUMBER: _builtins.int
     CHOICE_FINISHED_FIELD_NUMBER: _builtins.int
     FINISHED_FIELD_NUMBER: _builtins.int
+    CURSOR_FIELD_NUMBER: _builtins.int
     sequence: _builtins.int
-    """Number of the event in its turn, from 0."""
+    """Number of the event in its turn. It rises, by the bytes of text where the event has text and
+    by 1 where it has none, so that it is the same whichever process makes the event.
+    """
+    cursor: _builtins.str
+    """Where Follow goes on after this event. Opaque."""
     @_builtins.property
     def started(self) -> Global___TurnStarted:
         """First, once."""
@@ -673,16 +753,285 @@ class ChatResponse(_message.Message):
         delta: Global___TextDelta | None = ...,
         choice_finished: Global___ChoiceFinished | None = ...,
         finished: Global___TurnFinished | None = ...,
+        cursor: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["choice_finished", b"choice_finished", "delta", b"delta", "event", b"event", "finished", b"finished", "started", b"started"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["choice_finished", b"choice_finished", "delta", b"delta", "event", b"event", "finished", b"finished", "sequence", b"sequence", "started", b"started"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["choice_finished", b"choice_finished", "cursor", b"cursor", "delta", b"delta", "event", b"event", "finished", b"finished", "sequence", b"sequence", "started", b"started"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_event: _TypeAlias = _typing.Literal["started", "delta", "choice_finished", "finished"]  # noqa: Y015
     _WhichOneofArgType_event: _TypeAlias = _typing.Literal["event", b"event"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_event) -> _WhichOneofReturnType_event | None: ...
 
 Global___ChatResponse: _TypeAlias = ChatResponse  # noqa: Y015
+
+@_typing.final
+class FollowRequest(_message.Message):
+    """FollowRequest names a turn and where to go on."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TURN_ID_FIELD_NUMBER: _builtins.int
+    AFTER_FIELD_NUMBER: _builtins.int
+    turn_id: _builtins.str
+    """The turn."""
+    after: _builtins.str
+    """Cursor of the last event that was seen; empty: from the beginning."""
+    def __init__(
+        self,
+        *,
+        turn_id: _builtins.str = ...,
+        after: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["after", b"after", "turn_id", b"turn_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___FollowRequest: _TypeAlias = FollowRequest  # noqa: Y015
+
+@_typing.final
+class FollowResponse(_message.Message):
+    """FollowResponse is one event of the turn."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    EVENT_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def event(self) -> Global___ChatResponse:
+        """The event."""
+
+    def __init__(
+        self,
+        *,
+        event: Global___ChatResponse | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["event", b"event"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["event", b"event"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___FollowResponse: _TypeAlias = FollowResponse  # noqa: Y015
+
+@_typing.final
+class CancelRequest(_message.Message):
+    """CancelRequest names a turn."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TURN_ID_FIELD_NUMBER: _builtins.int
+    turn_id: _builtins.str
+    """The turn."""
+    def __init__(
+        self,
+        *,
+        turn_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["turn_id", b"turn_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CancelRequest: _TypeAlias = CancelRequest  # noqa: Y015
+
+@_typing.final
+class CancelResponse(_message.Message):
+    """CancelResponse is the turn."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TURN_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def turn(self) -> Global___Turn:
+        """As it is now; it may need a moment to end."""
+
+    def __init__(
+        self,
+        *,
+        turn: Global___Turn | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["turn", b"turn"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["turn", b"turn"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CancelResponse: _TypeAlias = CancelResponse  # noqa: Y015
+
+@_typing.final
+class GetTurnRequest(_message.Message):
+    """GetTurnRequest names a turn."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TURN_ID_FIELD_NUMBER: _builtins.int
+    turn_id: _builtins.str
+    """The turn."""
+    def __init__(
+        self,
+        *,
+        turn_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["turn_id", b"turn_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetTurnRequest: _TypeAlias = GetTurnRequest  # noqa: Y015
+
+@_typing.final
+class GetTurnResponse(_message.Message):
+    """GetTurnResponse is the turn."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TURN_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def turn(self) -> Global___Turn:
+        """As it is now."""
+
+    def __init__(
+        self,
+        *,
+        turn: Global___Turn | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["turn", b"turn"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["turn", b"turn"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetTurnResponse: _TypeAlias = GetTurnResponse  # noqa: Y015
+
+@_typing.final
+class TurnChoice(_message.Message):
+    """TurnChoice is one answer of a turn, so far."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CHOICE_INDEX_FIELD_NUMBER: _builtins.int
+    TEXT_FIELD_NUMBER: _builtins.int
+    FINISH_REASON_FIELD_NUMBER: _builtins.int
+    choice_index: _builtins.int
+    """Which answer. Range [0, n)."""
+    text: _builtins.str
+    """All released text."""
+    finish_reason: Global___FinishReason.ValueType
+    """Why it ended; unspecified while it runs."""
+    def __init__(
+        self,
+        *,
+        choice_index: _builtins.int = ...,
+        text: _builtins.str = ...,
+        finish_reason: Global___FinishReason.ValueType = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["choice_index", b"choice_index", "finish_reason", b"finish_reason", "text", b"text"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TurnChoice: _TypeAlias = TurnChoice  # noqa: Y015
+
+@_typing.final
+class TurnFailure(_message.Message):
+    """TurnFailure says why a turn failed."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REASON_FIELD_NUMBER: _builtins.int
+    MESSAGE_FIELD_NUMBER: _builtins.int
+    reason: Global___Reason.ValueType
+    """The reason."""
+    message: _builtins.str
+    """What happened and what to do."""
+    def __init__(
+        self,
+        *,
+        reason: Global___Reason.ValueType = ...,
+        message: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["message", b"message", "reason", b"reason"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TurnFailure: _TypeAlias = TurnFailure  # noqa: Y015
+
+@_typing.final
+class Turn(_message.Message):
+    """Turn is one request and its answers."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ID_FIELD_NUMBER: _builtins.int
+    STATE_FIELD_NUMBER: _builtins.int
+    MODEL_FIELD_NUMBER: _builtins.int
+    CREATE_TIME_FIELD_NUMBER: _builtins.int
+    CONVERSATION_ID_FIELD_NUMBER: _builtins.int
+    CURSOR_FIELD_NUMBER: _builtins.int
+    CHOICES_FIELD_NUMBER: _builtins.int
+    USAGE_FIELD_NUMBER: _builtins.int
+    FAILURE_FIELD_NUMBER: _builtins.int
+    BACKGROUND_FIELD_NUMBER: _builtins.int
+    JOURNALED_FIELD_NUMBER: _builtins.int
+    id: _builtins.str
+    """Its id (ULID)."""
+    state: Global___TurnState.ValueType
+    """How far it is."""
+    model: _builtins.str
+    """The model that answers."""
+    conversation_id: _builtins.str
+    """Where it is kept; empty when it is not."""
+    cursor: _builtins.str
+    """Cursor of its newest event that a Follow from the beginning would bring now."""
+    background: _builtins.bool
+    """It runs to its end although nobody reads."""
+    journaled: _builtins.bool
+    """It is in the journal."""
+    @_builtins.property
+    def create_time(self) -> _timestamp_pb2.Timestamp:
+        """When it began."""
+
+    @_builtins.property
+    def choices(self) -> _containers.RepeatedCompositeFieldContainer[Global___TurnChoice]:
+        """The answers so far, in order."""
+
+    @_builtins.property
+    def usage(self) -> Global___Usage:
+        """What was used; absent while it runs."""
+
+    @_builtins.property
+    def failure(self) -> Global___TurnFailure:
+        """Why it failed; absent otherwise."""
+
+    def __init__(
+        self,
+        *,
+        id: _builtins.str = ...,
+        state: Global___TurnState.ValueType = ...,
+        model: _builtins.str = ...,
+        create_time: _timestamp_pb2.Timestamp | None = ...,
+        conversation_id: _builtins.str = ...,
+        cursor: _builtins.str = ...,
+        choices: _abc.Iterable[Global___TurnChoice] | None = ...,
+        usage: Global___Usage | None = ...,
+        failure: Global___TurnFailure | None = ...,
+        background: _builtins.bool = ...,
+        journaled: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["create_time", b"create_time", "failure", b"failure", "usage", b"usage"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["background", b"background", "choices", b"choices", "conversation_id", b"conversation_id", "create_time", b"create_time", "cursor", b"cursor", "failure", b"failure", "id", b"id", "journaled", b"journaled", "model", b"model", "state", b"state", "usage", b"usage"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Turn: _TypeAlias = Turn  # noqa: Y015
 
 @_typing.final
 class ListModelsRequest(_message.Message):

@@ -40,6 +40,21 @@ class ChatServiceStub:
                 request_serializer=chatmesh_dot_chat_dot_v1_dot_chat__pb2.ChatRequest.SerializeToString,
                 response_deserializer=chatmesh_dot_chat_dot_v1_dot_chat__pb2.ChatResponse.FromString,
                 _registered_method=True)
+        self.Follow = channel.unary_stream(
+                '/chatmesh.chat.v1.ChatService/Follow',
+                request_serializer=chatmesh_dot_chat_dot_v1_dot_chat__pb2.FollowRequest.SerializeToString,
+                response_deserializer=chatmesh_dot_chat_dot_v1_dot_chat__pb2.FollowResponse.FromString,
+                _registered_method=True)
+        self.Cancel = channel.unary_unary(
+                '/chatmesh.chat.v1.ChatService/Cancel',
+                request_serializer=chatmesh_dot_chat_dot_v1_dot_chat__pb2.CancelRequest.SerializeToString,
+                response_deserializer=chatmesh_dot_chat_dot_v1_dot_chat__pb2.CancelResponse.FromString,
+                _registered_method=True)
+        self.GetTurn = channel.unary_unary(
+                '/chatmesh.chat.v1.ChatService/GetTurn',
+                request_serializer=chatmesh_dot_chat_dot_v1_dot_chat__pb2.GetTurnRequest.SerializeToString,
+                response_deserializer=chatmesh_dot_chat_dot_v1_dot_chat__pb2.GetTurnResponse.FromString,
+                _registered_method=True)
         self.ListModels = channel.unary_unary(
                 '/chatmesh.chat.v1.ChatService/ListModels',
                 request_serializer=chatmesh_dot_chat_dot_v1_dot_chat__pb2.ListModelsRequest.SerializeToString,
@@ -52,11 +67,45 @@ class ChatServiceServicer:
     """
 
     def Chat(self, request, context):
-        """Chat runs one turn and streams it. Cancelling the call cancels the generation.
+        """Chat runs one turn and streams it. The turn belongs to the system, not to the call: leaving
+        the call is going away, not Stop. A turn without readers goes on for a grace (5 s unless the
+        operator sets another) and is then cancelled; one with `background` runs to its end. Follow
+        goes on where a call was left.
 
         Errors carry ErrorInfo with domain "chatmesh" and a Reason without its prefix:
         UNAUTHENTICATED, PERMISSION_DENIED, RESOURCE_EXHAUSTED (rate or budget, with RetryInfo where a
         wait helps), INVALID_ARGUMENT (metadata "param"), NOT_FOUND, UNAVAILABLE, DEADLINE_EXCEEDED.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Follow(self, request, context):
+        """Follow streams the events of one of the caller's turns after a cursor: what was missed, then
+        what happens. Repeatable: any number of followers get the same events.
+
+        Errors: NOT_FOUND (REASON_TURN_NOT_FOUND), INVALID_ARGUMENT (REASON_CURSOR_INVALID),
+        OUT_OF_RANGE (REASON_CURSOR_LOST), UNAVAILABLE (REASON_SERVICE_UNAVAILABLE: the journal does
+        not answer). A turn that failed ends with the error that ended it.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Cancel(self, request, context):
+        """Cancel stops one of the caller's turns: generation ends, what was said is kept and billed.
+        Repeatable; a turn that has ended stays as it ended.
+
+        Errors: NOT_FOUND (REASON_TURN_NOT_FOUND), UNAVAILABLE (REASON_SERVICE_UNAVAILABLE).
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetTurn(self, request, context):
+        """GetTurn tells the state of one of the caller's turns, and what was said so far. Repeatable.
+
+        Errors: NOT_FOUND (REASON_TURN_NOT_FOUND), UNAVAILABLE (REASON_SERVICE_UNAVAILABLE).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -76,6 +125,21 @@ def add_ChatServiceServicer_to_server(servicer, server):
                     servicer.Chat,
                     request_deserializer=chatmesh_dot_chat_dot_v1_dot_chat__pb2.ChatRequest.FromString,
                     response_serializer=chatmesh_dot_chat_dot_v1_dot_chat__pb2.ChatResponse.SerializeToString,
+            ),
+            'Follow': grpc.unary_stream_rpc_method_handler(
+                    servicer.Follow,
+                    request_deserializer=chatmesh_dot_chat_dot_v1_dot_chat__pb2.FollowRequest.FromString,
+                    response_serializer=chatmesh_dot_chat_dot_v1_dot_chat__pb2.FollowResponse.SerializeToString,
+            ),
+            'Cancel': grpc.unary_unary_rpc_method_handler(
+                    servicer.Cancel,
+                    request_deserializer=chatmesh_dot_chat_dot_v1_dot_chat__pb2.CancelRequest.FromString,
+                    response_serializer=chatmesh_dot_chat_dot_v1_dot_chat__pb2.CancelResponse.SerializeToString,
+            ),
+            'GetTurn': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetTurn,
+                    request_deserializer=chatmesh_dot_chat_dot_v1_dot_chat__pb2.GetTurnRequest.FromString,
+                    response_serializer=chatmesh_dot_chat_dot_v1_dot_chat__pb2.GetTurnResponse.SerializeToString,
             ),
             'ListModels': grpc.unary_unary_rpc_method_handler(
                     servicer.ListModels,
@@ -111,6 +175,87 @@ class ChatService:
             '/chatmesh.chat.v1.ChatService/Chat',
             chatmesh_dot_chat_dot_v1_dot_chat__pb2.ChatRequest.SerializeToString,
             chatmesh_dot_chat_dot_v1_dot_chat__pb2.ChatResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Follow(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/chatmesh.chat.v1.ChatService/Follow',
+            chatmesh_dot_chat_dot_v1_dot_chat__pb2.FollowRequest.SerializeToString,
+            chatmesh_dot_chat_dot_v1_dot_chat__pb2.FollowResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Cancel(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/chatmesh.chat.v1.ChatService/Cancel',
+            chatmesh_dot_chat_dot_v1_dot_chat__pb2.CancelRequest.SerializeToString,
+            chatmesh_dot_chat_dot_v1_dot_chat__pb2.CancelResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetTurn(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/chatmesh.chat.v1.ChatService/GetTurn',
+            chatmesh_dot_chat_dot_v1_dot_chat__pb2.GetTurnRequest.SerializeToString,
+            chatmesh_dot_chat_dot_v1_dot_chat__pb2.GetTurnResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -38,11 +38,33 @@ class ChatServiceStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> ChatServiceAsyncStub: ...
     Chat: _grpc.UnaryStreamMultiCallable[_chat_pb2.ChatRequest, _chat_pb2.ChatResponse]
-    """Chat runs one turn and streams it. Cancelling the call cancels the generation.
+    """Chat runs one turn and streams it. The turn belongs to the system, not to the call: leaving
+    the call is going away, not Stop. A turn without readers goes on for a grace (5 s unless the
+    operator sets another) and is then cancelled; one with `background` runs to its end. Follow
+    goes on where a call was left.
 
     Errors carry ErrorInfo with domain "chatmesh" and a Reason without its prefix:
     UNAUTHENTICATED, PERMISSION_DENIED, RESOURCE_EXHAUSTED (rate or budget, with RetryInfo where a
     wait helps), INVALID_ARGUMENT (metadata "param"), NOT_FOUND, UNAVAILABLE, DEADLINE_EXCEEDED.
+    """
+    Follow: _grpc.UnaryStreamMultiCallable[_chat_pb2.FollowRequest, _chat_pb2.FollowResponse]
+    """Follow streams the events of one of the caller's turns after a cursor: what was missed, then
+    what happens. Repeatable: any number of followers get the same events.
+
+    Errors: NOT_FOUND (REASON_TURN_NOT_FOUND), INVALID_ARGUMENT (REASON_CURSOR_INVALID),
+    OUT_OF_RANGE (REASON_CURSOR_LOST), UNAVAILABLE (REASON_SERVICE_UNAVAILABLE: the journal does
+    not answer). A turn that failed ends with the error that ended it.
+    """
+    Cancel: _grpc.UnaryUnaryMultiCallable[_chat_pb2.CancelRequest, _chat_pb2.CancelResponse]
+    """Cancel stops one of the caller's turns: generation ends, what was said is kept and billed.
+    Repeatable; a turn that has ended stays as it ended.
+
+    Errors: NOT_FOUND (REASON_TURN_NOT_FOUND), UNAVAILABLE (REASON_SERVICE_UNAVAILABLE).
+    """
+    GetTurn: _grpc.UnaryUnaryMultiCallable[_chat_pb2.GetTurnRequest, _chat_pb2.GetTurnResponse]
+    """GetTurn tells the state of one of the caller's turns, and what was said so far. Repeatable.
+
+    Errors: NOT_FOUND (REASON_TURN_NOT_FOUND), UNAVAILABLE (REASON_SERVICE_UNAVAILABLE).
     """
     ListModels: _grpc.UnaryUnaryMultiCallable[_chat_pb2.ListModelsRequest, _chat_pb2.ListModelsResponse]
     """ListModels tells which models answer."""
@@ -53,11 +75,33 @@ class ChatServiceAsyncStub(ChatServiceStub):
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     Chat: _aio.UnaryStreamMultiCallable[_chat_pb2.ChatRequest, _chat_pb2.ChatResponse]  # type: ignore[assignment]
-    """Chat runs one turn and streams it. Cancelling the call cancels the generation.
+    """Chat runs one turn and streams it. The turn belongs to the system, not to the call: leaving
+    the call is going away, not Stop. A turn without readers goes on for a grace (5 s unless the
+    operator sets another) and is then cancelled; one with `background` runs to its end. Follow
+    goes on where a call was left.
 
     Errors carry ErrorInfo with domain "chatmesh" and a Reason without its prefix:
     UNAUTHENTICATED, PERMISSION_DENIED, RESOURCE_EXHAUSTED (rate or budget, with RetryInfo where a
     wait helps), INVALID_ARGUMENT (metadata "param"), NOT_FOUND, UNAVAILABLE, DEADLINE_EXCEEDED.
+    """
+    Follow: _aio.UnaryStreamMultiCallable[_chat_pb2.FollowRequest, _chat_pb2.FollowResponse]  # type: ignore[assignment]
+    """Follow streams the events of one of the caller's turns after a cursor: what was missed, then
+    what happens. Repeatable: any number of followers get the same events.
+
+    Errors: NOT_FOUND (REASON_TURN_NOT_FOUND), INVALID_ARGUMENT (REASON_CURSOR_INVALID),
+    OUT_OF_RANGE (REASON_CURSOR_LOST), UNAVAILABLE (REASON_SERVICE_UNAVAILABLE: the journal does
+    not answer). A turn that failed ends with the error that ended it.
+    """
+    Cancel: _aio.UnaryUnaryMultiCallable[_chat_pb2.CancelRequest, _chat_pb2.CancelResponse]  # type: ignore[assignment]
+    """Cancel stops one of the caller's turns: generation ends, what was said is kept and billed.
+    Repeatable; a turn that has ended stays as it ended.
+
+    Errors: NOT_FOUND (REASON_TURN_NOT_FOUND), UNAVAILABLE (REASON_SERVICE_UNAVAILABLE).
+    """
+    GetTurn: _aio.UnaryUnaryMultiCallable[_chat_pb2.GetTurnRequest, _chat_pb2.GetTurnResponse]  # type: ignore[assignment]
+    """GetTurn tells the state of one of the caller's turns, and what was said so far. Repeatable.
+
+    Errors: NOT_FOUND (REASON_TURN_NOT_FOUND), UNAVAILABLE (REASON_SERVICE_UNAVAILABLE).
     """
     ListModels: _aio.UnaryUnaryMultiCallable[_chat_pb2.ListModelsRequest, _chat_pb2.ListModelsResponse]  # type: ignore[assignment]
     """ListModels tells which models answer."""
@@ -71,11 +115,51 @@ class ChatServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _chat_pb2.ChatRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_chat_pb2.ChatResponse], _abc.AsyncIterator[_chat_pb2.ChatResponse]]:
-        """Chat runs one turn and streams it. Cancelling the call cancels the generation.
+        """Chat runs one turn and streams it. The turn belongs to the system, not to the call: leaving
+        the call is going away, not Stop. A turn without readers goes on for a grace (5 s unless the
+        operator sets another) and is then cancelled; one with `background` runs to its end. Follow
+        goes on where a call was left.
 
         Errors carry ErrorInfo with domain "chatmesh" and a Reason without its prefix:
         UNAUTHENTICATED, PERMISSION_DENIED, RESOURCE_EXHAUSTED (rate or budget, with RetryInfo where a
         wait helps), INVALID_ARGUMENT (metadata "param"), NOT_FOUND, UNAVAILABLE, DEADLINE_EXCEEDED.
+        """
+
+    @_abc_1.abstractmethod
+    def Follow(
+        self,
+        request: _chat_pb2.FollowRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_chat_pb2.FollowResponse], _abc.AsyncIterator[_chat_pb2.FollowResponse]]:
+        """Follow streams the events of one of the caller's turns after a cursor: what was missed, then
+        what happens. Repeatable: any number of followers get the same events.
+
+        Errors: NOT_FOUND (REASON_TURN_NOT_FOUND), INVALID_ARGUMENT (REASON_CURSOR_INVALID),
+        OUT_OF_RANGE (REASON_CURSOR_LOST), UNAVAILABLE (REASON_SERVICE_UNAVAILABLE: the journal does
+        not answer). A turn that failed ends with the error that ended it.
+        """
+
+    @_abc_1.abstractmethod
+    def Cancel(
+        self,
+        request: _chat_pb2.CancelRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_chat_pb2.CancelResponse, _abc.Awaitable[_chat_pb2.CancelResponse]]:
+        """Cancel stops one of the caller's turns: generation ends, what was said is kept and billed.
+        Repeatable; a turn that has ended stays as it ended.
+
+        Errors: NOT_FOUND (REASON_TURN_NOT_FOUND), UNAVAILABLE (REASON_SERVICE_UNAVAILABLE).
+        """
+
+    @_abc_1.abstractmethod
+    def GetTurn(
+        self,
+        request: _chat_pb2.GetTurnRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_chat_pb2.GetTurnResponse, _abc.Awaitable[_chat_pb2.GetTurnResponse]]:
+        """GetTurn tells the state of one of the caller's turns, and what was said so far. Repeatable.
+
+        Errors: NOT_FOUND (REASON_TURN_NOT_FOUND), UNAVAILABLE (REASON_SERVICE_UNAVAILABLE).
         """
 
     @_abc_1.abstractmethod

@@ -26,7 +26,7 @@ from google.api import annotations_pb2 as google_dot_api_dot_annotations__pb2
 from google.api import httpbody_pb2 as google_dot_api_dot_httpbody__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n!chatmesh/gateway/v1/gateway.proto\x12\x13\x63hatmesh.gateway.v1\x1a\x1cgoogle/api/annotations.proto\x1a\x19google/api/httpbody.proto\"A\n\x1b\x43reateChatCompletionRequest\x12\"\n\x04\x62ody\x18\x01 \x01(\x0b\x32\x14.google.api.HttpBody\"\x13\n\x11ListModelsRequest\" \n\x0fGetModelRequest\x12\r\n\x05model\x18\x01 \x01(\t\"A\n\x18ListConversationsRequest\x12\x11\n\tpage_size\x18\x01 \x01(\t\x12\x12\n\npage_token\x18\x02 \x01(\t\"X\n\x16GetConversationRequest\x12\x17\n\x0f\x63onversation_id\x18\x01 \x01(\t\x12\x11\n\tpage_size\x18\x02 \x01(\t\x12\x12\n\npage_token\x18\x03 \x01(\t\"X\n\x19RenameConversationRequest\x12\x17\n\x0f\x63onversation_id\x18\x01 \x01(\t\x12\"\n\x04\x62ody\x18\x02 \x01(\x0b\x32\x14.google.api.HttpBody\"4\n\x19\x44\x65leteConversationRequest\x12\x17\n\x0f\x63onversation_id\x18\x01 \x01(\t\"!\n\x0fGetUsageRequest\x12\x0e\n\x06period\x18\x01 \x01(\t2\x98\x08\n\rOpenAIService\x12\xa3\x01\n\x14\x43reateChatCompletion\x12\x30.chatmesh.gateway.v1.CreateChatCompletionRequest\x1a\x14.google.api.HttpBody\"A\x82\xd3\xe4\x93\x02;\"\x14/v1/chat/completions:\x04\x62odyZ\x1d\"\x15/api/chat/completions:\x04\x62ody0\x01\x12m\n\nListModels\x12&.chatmesh.gateway.v1.ListModelsRequest\x1a\x14.google.api.HttpBody\"!\x82\xd3\xe4\x93\x02\x1b\x12\n/v1/modelsZ\r\x12\x0b/api/models\x12\x7f\n\x08GetModel\x12$.chatmesh.gateway.v1.GetModelRequest\x1a\x14.google.api.HttpBody\"7\x82\xd3\xe4\x93\x02\x31\x12\x15/v1/models/{model=**}Z\x18\x12\x16/api/models/{model=**}\x12t\n\x11ListConversations\x12-.chatmesh.gateway.v1.ListConversationsRequest\x1a\x14.google.api.HttpBody\"\x1a\x82\xd3\xe4\x93\x02\x14\x12\x12/api/conversations\x12\x82\x01\n\x0fGetConversation\x12+.chatmesh.gateway.v1.GetConversationRequest\x1a\x14.google.api.HttpBody\",\x82\xd3\xe4\x93\x02&\x12$/api/conversations/{conversation_id}\x12\x8e\x01\n\x12RenameConversation\x12..chatmesh.gateway.v1.RenameConversationRequest\x1a\x14.google.api.HttpBody\"2\x82\xd3\xe4\x93\x02,2$/api/conversations/{conversation_id}:\x04\x62ody\x12\x88\x01\n\x12\x44\x65leteConversation\x12..chatmesh.gateway.v1.DeleteConversationRequest\x1a\x14.google.api.HttpBody\",\x82\xd3\xe4\x93\x02&*$/api/conversations/{conversation_id}\x12Z\n\x08GetUsage\x12$.chatmesh.gateway.v1.GetUsageRequest\x1a\x14.google.api.HttpBody\"\x12\x82\xd3\xe4\x93\x02\x0c\x12\n/api/usageb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n!chatmesh/gateway/v1/gateway.proto\x12\x13\x63hatmesh.gateway.v1\x1a\x1cgoogle/api/annotations.proto\x1a\x19google/api/httpbody.proto\"A\n\x1b\x43reateChatCompletionRequest\x12\"\n\x04\x62ody\x18\x01 \x01(\x0b\x32\x14.google.api.HttpBody\"3\n\x11\x46ollowTurnRequest\x12\x0f\n\x07turn_id\x18\x01 \x01(\t\x12\r\n\x05\x61\x66ter\x18\x02 \x01(\t\"!\n\x0eGetTurnRequest\x12\x0f\n\x07turn_id\x18\x01 \x01(\t\"H\n\x11\x43\x61ncelTurnRequest\x12\x0f\n\x07turn_id\x18\x01 \x01(\t\x12\"\n\x04\x62ody\x18\x02 \x01(\x0b\x32\x14.google.api.HttpBody\"\x13\n\x11ListModelsRequest\" \n\x0fGetModelRequest\x12\r\n\x05model\x18\x01 \x01(\t\"A\n\x18ListConversationsRequest\x12\x11\n\tpage_size\x18\x01 \x01(\t\x12\x12\n\npage_token\x18\x02 \x01(\t\"X\n\x16GetConversationRequest\x12\x17\n\x0f\x63onversation_id\x18\x01 \x01(\t\x12\x11\n\tpage_size\x18\x02 \x01(\t\x12\x12\n\npage_token\x18\x03 \x01(\t\"X\n\x19RenameConversationRequest\x12\x17\n\x0f\x63onversation_id\x18\x01 \x01(\t\x12\"\n\x04\x62ody\x18\x02 \x01(\x0b\x32\x14.google.api.HttpBody\"4\n\x19\x44\x65leteConversationRequest\x12\x17\n\x0f\x63onversation_id\x18\x01 \x01(\t\"!\n\x0fGetUsageRequest\x12\x0e\n\x06period\x18\x01 \x01(\t2\xe6\n\n\rOpenAIService\x12\xa3\x01\n\x14\x43reateChatCompletion\x12\x30.chatmesh.gateway.v1.CreateChatCompletionRequest\x1a\x14.google.api.HttpBody\"A\x82\xd3\xe4\x93\x02;\"\x14/v1/chat/completions:\x04\x62odyZ\x1d\"\x15/api/chat/completions:\x04\x62ody0\x01\x12q\n\nFollowTurn\x12&.chatmesh.gateway.v1.FollowTurnRequest\x1a\x14.google.api.HttpBody\"#\x82\xd3\xe4\x93\x02\x1d\x12\x1b/api/turns/{turn_id}/events0\x01\x12\x62\n\x07GetTurn\x12#.chatmesh.gateway.v1.GetTurnRequest\x1a\x14.google.api.HttpBody\"\x1c\x82\xd3\xe4\x93\x02\x16\x12\x14/api/turns/{turn_id}\x12u\n\nCancelTurn\x12&.chatmesh.gateway.v1.CancelTurnRequest\x1a\x14.google.api.HttpBody\")\x82\xd3\xe4\x93\x02#\"\x1b/api/turns/{turn_id}/cancel:\x04\x62ody\x12m\n\nListModels\x12&.chatmesh.gateway.v1.ListModelsRequest\x1a\x14.google.api.HttpBody\"!\x82\xd3\xe4\x93\x02\x1b\x12\n/v1/modelsZ\r\x12\x0b/api/models\x12\x7f\n\x08GetModel\x12$.chatmesh.gateway.v1.GetModelRequest\x1a\x14.google.api.HttpBody\"7\x82\xd3\xe4\x93\x02\x31\x12\x15/v1/models/{model=**}Z\x18\x12\x16/api/models/{model=**}\x12t\n\x11ListConversations\x12-.chatmesh.gateway.v1.ListConversationsRequest\x1a\x14.google.api.HttpBody\"\x1a\x82\xd3\xe4\x93\x02\x14\x12\x12/api/conversations\x12\x82\x01\n\x0fGetConversation\x12+.chatmesh.gateway.v1.GetConversationRequest\x1a\x14.google.api.HttpBody\",\x82\xd3\xe4\x93\x02&\x12$/api/conversations/{conversation_id}\x12\x8e\x01\n\x12RenameConversation\x12..chatmesh.gateway.v1.RenameConversationRequest\x1a\x14.google.api.HttpBody\"2\x82\xd3\xe4\x93\x02,2$/api/conversations/{conversation_id}:\x04\x62ody\x12\x88\x01\n\x12\x44\x65leteConversation\x12..chatmesh.gateway.v1.DeleteConversationRequest\x1a\x14.google.api.HttpBody\",\x82\xd3\xe4\x93\x02&*$/api/conversations/{conversation_id}\x12Z\n\x08GetUsage\x12$.chatmesh.gateway.v1.GetUsageRequest\x1a\x14.google.api.HttpBody\"\x12\x82\xd3\xe4\x93\x02\x0c\x12\n/api/usageb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -35,6 +35,12 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_OPENAISERVICE'].methods_by_name['CreateChatCompletion']._loaded_options = None
   _globals['_OPENAISERVICE'].methods_by_name['CreateChatCompletion']._serialized_options = b'\202\323\344\223\002;\"\024/v1/chat/completions:\004bodyZ\035\"\025/api/chat/completions:\004body'
+  _globals['_OPENAISERVICE'].methods_by_name['FollowTurn']._loaded_options = None
+  _globals['_OPENAISERVICE'].methods_by_name['FollowTurn']._serialized_options = b'\202\323\344\223\002\035\022\033/api/turns/{turn_id}/events'
+  _globals['_OPENAISERVICE'].methods_by_name['GetTurn']._loaded_options = None
+  _globals['_OPENAISERVICE'].methods_by_name['GetTurn']._serialized_options = b'\202\323\344\223\002\026\022\024/api/turns/{turn_id}'
+  _globals['_OPENAISERVICE'].methods_by_name['CancelTurn']._loaded_options = None
+  _globals['_OPENAISERVICE'].methods_by_name['CancelTurn']._serialized_options = b'\202\323\344\223\002#\"\033/api/turns/{turn_id}/cancel:\004body'
   _globals['_OPENAISERVICE'].methods_by_name['ListModels']._loaded_options = None
   _globals['_OPENAISERVICE'].methods_by_name['ListModels']._serialized_options = b'\202\323\344\223\002\033\022\n/v1/modelsZ\r\022\013/api/models'
   _globals['_OPENAISERVICE'].methods_by_name['GetModel']._loaded_options = None
@@ -51,20 +57,26 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_OPENAISERVICE'].methods_by_name['GetUsage']._serialized_options = b'\202\323\344\223\002\014\022\n/api/usage'
   _globals['_CREATECHATCOMPLETIONREQUEST']._serialized_start=115
   _globals['_CREATECHATCOMPLETIONREQUEST']._serialized_end=180
-  _globals['_LISTMODELSREQUEST']._serialized_start=182
-  _globals['_LISTMODELSREQUEST']._serialized_end=201
-  _globals['_GETMODELREQUEST']._serialized_start=203
-  _globals['_GETMODELREQUEST']._serialized_end=235
-  _globals['_LISTCONVERSATIONSREQUEST']._serialized_start=237
-  _globals['_LISTCONVERSATIONSREQUEST']._serialized_end=302
-  _globals['_GETCONVERSATIONREQUEST']._serialized_start=304
-  _globals['_GETCONVERSATIONREQUEST']._serialized_end=392
-  _globals['_RENAMECONVERSATIONREQUEST']._serialized_start=394
-  _globals['_RENAMECONVERSATIONREQUEST']._serialized_end=482
-  _globals['_DELETECONVERSATIONREQUEST']._serialized_start=484
-  _globals['_DELETECONVERSATIONREQUEST']._serialized_end=536
-  _globals['_GETUSAGEREQUEST']._serialized_start=538
-  _globals['_GETUSAGEREQUEST']._serialized_end=571
-  _globals['_OPENAISERVICE']._serialized_start=574
-  _globals['_OPENAISERVICE']._serialized_end=1622
+  _globals['_FOLLOWTURNREQUEST']._serialized_start=182
+  _globals['_FOLLOWTURNREQUEST']._serialized_end=233
+  _globals['_GETTURNREQUEST']._serialized_start=235
+  _globals['_GETTURNREQUEST']._serialized_end=268
+  _globals['_CANCELTURNREQUEST']._serialized_start=270
+  _globals['_CANCELTURNREQUEST']._serialized_end=342
+  _globals['_LISTMODELSREQUEST']._serialized_start=344
+  _globals['_LISTMODELSREQUEST']._serialized_end=363
+  _globals['_GETMODELREQUEST']._serialized_start=365
+  _globals['_GETMODELREQUEST']._serialized_end=397
+  _globals['_LISTCONVERSATIONSREQUEST']._serialized_start=399
+  _globals['_LISTCONVERSATIONSREQUEST']._serialized_end=464
+  _globals['_GETCONVERSATIONREQUEST']._serialized_start=466
+  _globals['_GETCONVERSATIONREQUEST']._serialized_end=554
+  _globals['_RENAMECONVERSATIONREQUEST']._serialized_start=556
+  _globals['_RENAMECONVERSATIONREQUEST']._serialized_end=644
+  _globals['_DELETECONVERSATIONREQUEST']._serialized_start=646
+  _globals['_DELETECONVERSATIONREQUEST']._serialized_end=698
+  _globals['_GETUSAGEREQUEST']._serialized_start=700
+  _globals['_GETUSAGEREQUEST']._serialized_end=733
+  _globals['_OPENAISERVICE']._serialized_start=736
+  _globals['_OPENAISERVICE']._serialized_end=2118
 # @@protoc_insertion_point(module_scope)

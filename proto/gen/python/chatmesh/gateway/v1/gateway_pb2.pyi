@@ -47,6 +47,82 @@ class CreateChatCompletionRequest(_message.Message):
 Global___CreateChatCompletionRequest: _TypeAlias = CreateChatCompletionRequest  # noqa: Y015
 
 @_typing.final
+class FollowTurnRequest(_message.Message):
+    """FollowTurnRequest names a turn and where to go on."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TURN_ID_FIELD_NUMBER: _builtins.int
+    AFTER_FIELD_NUMBER: _builtins.int
+    turn_id: _builtins.str
+    """The turn."""
+    after: _builtins.str
+    """Id of the last event that was seen; empty: the header last-event-id, or from the beginning."""
+    def __init__(
+        self,
+        *,
+        turn_id: _builtins.str = ...,
+        after: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["after", b"after", "turn_id", b"turn_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___FollowTurnRequest: _TypeAlias = FollowTurnRequest  # noqa: Y015
+
+@_typing.final
+class GetTurnRequest(_message.Message):
+    """GetTurnRequest names a turn."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TURN_ID_FIELD_NUMBER: _builtins.int
+    turn_id: _builtins.str
+    """The turn."""
+    def __init__(
+        self,
+        *,
+        turn_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["turn_id", b"turn_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetTurnRequest: _TypeAlias = GetTurnRequest  # noqa: Y015
+
+@_typing.final
+class CancelTurnRequest(_message.Message):
+    """CancelTurnRequest names a turn."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TURN_ID_FIELD_NUMBER: _builtins.int
+    BODY_FIELD_NUMBER: _builtins.int
+    turn_id: _builtins.str
+    """The turn."""
+    @_builtins.property
+    def body(self) -> _httpbody_pb2.HttpBody:
+        """Ignored; a POST may have one."""
+
+    def __init__(
+        self,
+        *,
+        turn_id: _builtins.str = ...,
+        body: _httpbody_pb2.HttpBody | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["body", b"body"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "turn_id", b"turn_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CancelTurnRequest: _TypeAlias = CancelTurnRequest  # noqa: Y015
+
+@_typing.final
 class ListModelsRequest(_message.Message):
     """ListModelsRequest is an HTTP request without parameters."""
 

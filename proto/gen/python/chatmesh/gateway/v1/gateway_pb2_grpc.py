@@ -41,6 +41,21 @@ class OpenAIServiceStub:
                 request_serializer=chatmesh_dot_gateway_dot_v1_dot_gateway__pb2.CreateChatCompletionRequest.SerializeToString,
                 response_deserializer=google_dot_api_dot_httpbody__pb2.HttpBody.FromString,
                 _registered_method=True)
+        self.FollowTurn = channel.unary_stream(
+                '/chatmesh.gateway.v1.OpenAIService/FollowTurn',
+                request_serializer=chatmesh_dot_gateway_dot_v1_dot_gateway__pb2.FollowTurnRequest.SerializeToString,
+                response_deserializer=google_dot_api_dot_httpbody__pb2.HttpBody.FromString,
+                _registered_method=True)
+        self.GetTurn = channel.unary_unary(
+                '/chatmesh.gateway.v1.OpenAIService/GetTurn',
+                request_serializer=chatmesh_dot_gateway_dot_v1_dot_gateway__pb2.GetTurnRequest.SerializeToString,
+                response_deserializer=google_dot_api_dot_httpbody__pb2.HttpBody.FromString,
+                _registered_method=True)
+        self.CancelTurn = channel.unary_unary(
+                '/chatmesh.gateway.v1.OpenAIService/CancelTurn',
+                request_serializer=chatmesh_dot_gateway_dot_v1_dot_gateway__pb2.CancelTurnRequest.SerializeToString,
+                response_deserializer=google_dot_api_dot_httpbody__pb2.HttpBody.FromString,
+                _registered_method=True)
         self.ListModels = channel.unary_unary(
                 '/chatmesh.gateway.v1.OpenAIService/ListModels',
                 request_serializer=chatmesh_dot_gateway_dot_v1_dot_gateway__pb2.ListModelsRequest.SerializeToString,
@@ -84,6 +99,28 @@ class OpenAIServiceServicer:
 
     def CreateChatCompletion(self, request, context):
         """CreateChatCompletion runs a turn: one JSON body, or server-sent events with "stream": true.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def FollowTurn(self, request, context):
+        """FollowTurn streams the events of a turn after a cursor (header last-event-id, or `after`), as
+        CreateChatCompletion writes them. Repeatable.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetTurn(self, request, context):
+        """GetTurn tells the state of a turn. Repeatable.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def CancelTurn(self, request, context):
+        """CancelTurn stops a turn; what was said is kept and billed. Repeatable.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -144,6 +181,21 @@ def add_OpenAIServiceServicer_to_server(servicer, server):
             'CreateChatCompletion': grpc.unary_stream_rpc_method_handler(
                     servicer.CreateChatCompletion,
                     request_deserializer=chatmesh_dot_gateway_dot_v1_dot_gateway__pb2.CreateChatCompletionRequest.FromString,
+                    response_serializer=google_dot_api_dot_httpbody__pb2.HttpBody.SerializeToString,
+            ),
+            'FollowTurn': grpc.unary_stream_rpc_method_handler(
+                    servicer.FollowTurn,
+                    request_deserializer=chatmesh_dot_gateway_dot_v1_dot_gateway__pb2.FollowTurnRequest.FromString,
+                    response_serializer=google_dot_api_dot_httpbody__pb2.HttpBody.SerializeToString,
+            ),
+            'GetTurn': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetTurn,
+                    request_deserializer=chatmesh_dot_gateway_dot_v1_dot_gateway__pb2.GetTurnRequest.FromString,
+                    response_serializer=google_dot_api_dot_httpbody__pb2.HttpBody.SerializeToString,
+            ),
+            'CancelTurn': grpc.unary_unary_rpc_method_handler(
+                    servicer.CancelTurn,
+                    request_deserializer=chatmesh_dot_gateway_dot_v1_dot_gateway__pb2.CancelTurnRequest.FromString,
                     response_serializer=google_dot_api_dot_httpbody__pb2.HttpBody.SerializeToString,
             ),
             'ListModels': grpc.unary_unary_rpc_method_handler(
@@ -209,6 +261,87 @@ class OpenAIService:
             target,
             '/chatmesh.gateway.v1.OpenAIService/CreateChatCompletion',
             chatmesh_dot_gateway_dot_v1_dot_gateway__pb2.CreateChatCompletionRequest.SerializeToString,
+            google_dot_api_dot_httpbody__pb2.HttpBody.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def FollowTurn(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/chatmesh.gateway.v1.OpenAIService/FollowTurn',
+            chatmesh_dot_gateway_dot_v1_dot_gateway__pb2.FollowTurnRequest.SerializeToString,
+            google_dot_api_dot_httpbody__pb2.HttpBody.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetTurn(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/chatmesh.gateway.v1.OpenAIService/GetTurn',
+            chatmesh_dot_gateway_dot_v1_dot_gateway__pb2.GetTurnRequest.SerializeToString,
+            google_dot_api_dot_httpbody__pb2.HttpBody.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def CancelTurn(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/chatmesh.gateway.v1.OpenAIService/CancelTurn',
+            chatmesh_dot_gateway_dot_v1_dot_gateway__pb2.CancelTurnRequest.SerializeToString,
             google_dot_api_dot_httpbody__pb2.HttpBody.FromString,
             options,
             channel_credentials,

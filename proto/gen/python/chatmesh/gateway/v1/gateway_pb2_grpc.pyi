@@ -41,6 +41,14 @@ class OpenAIServiceStub:
     def __new__(cls, channel: _aio.Channel) -> OpenAIServiceAsyncStub: ...
     CreateChatCompletion: _grpc.UnaryStreamMultiCallable[_gateway_pb2.CreateChatCompletionRequest, _httpbody_pb2.HttpBody]
     """CreateChatCompletion runs a turn: one JSON body, or server-sent events with "stream": true."""
+    FollowTurn: _grpc.UnaryStreamMultiCallable[_gateway_pb2.FollowTurnRequest, _httpbody_pb2.HttpBody]
+    """FollowTurn streams the events of a turn after a cursor (header last-event-id, or `after`), as
+    CreateChatCompletion writes them. Repeatable.
+    """
+    GetTurn: _grpc.UnaryUnaryMultiCallable[_gateway_pb2.GetTurnRequest, _httpbody_pb2.HttpBody]
+    """GetTurn tells the state of a turn. Repeatable."""
+    CancelTurn: _grpc.UnaryUnaryMultiCallable[_gateway_pb2.CancelTurnRequest, _httpbody_pb2.HttpBody]
+    """CancelTurn stops a turn; what was said is kept and billed. Repeatable."""
     ListModels: _grpc.UnaryUnaryMultiCallable[_gateway_pb2.ListModelsRequest, _httpbody_pb2.HttpBody]
     """ListModels lists the models. Repeatable."""
     GetModel: _grpc.UnaryUnaryMultiCallable[_gateway_pb2.GetModelRequest, _httpbody_pb2.HttpBody]
@@ -63,6 +71,14 @@ class OpenAIServiceAsyncStub(OpenAIServiceStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
     CreateChatCompletion: _aio.UnaryStreamMultiCallable[_gateway_pb2.CreateChatCompletionRequest, _httpbody_pb2.HttpBody]  # type: ignore[assignment]
     """CreateChatCompletion runs a turn: one JSON body, or server-sent events with "stream": true."""
+    FollowTurn: _aio.UnaryStreamMultiCallable[_gateway_pb2.FollowTurnRequest, _httpbody_pb2.HttpBody]  # type: ignore[assignment]
+    """FollowTurn streams the events of a turn after a cursor (header last-event-id, or `after`), as
+    CreateChatCompletion writes them. Repeatable.
+    """
+    GetTurn: _aio.UnaryUnaryMultiCallable[_gateway_pb2.GetTurnRequest, _httpbody_pb2.HttpBody]  # type: ignore[assignment]
+    """GetTurn tells the state of a turn. Repeatable."""
+    CancelTurn: _aio.UnaryUnaryMultiCallable[_gateway_pb2.CancelTurnRequest, _httpbody_pb2.HttpBody]  # type: ignore[assignment]
+    """CancelTurn stops a turn; what was said is kept and billed. Repeatable."""
     ListModels: _aio.UnaryUnaryMultiCallable[_gateway_pb2.ListModelsRequest, _httpbody_pb2.HttpBody]  # type: ignore[assignment]
     """ListModels lists the models. Repeatable."""
     GetModel: _aio.UnaryUnaryMultiCallable[_gateway_pb2.GetModelRequest, _httpbody_pb2.HttpBody]  # type: ignore[assignment]
@@ -88,6 +104,32 @@ class OpenAIServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_httpbody_pb2.HttpBody], _abc.AsyncIterator[_httpbody_pb2.HttpBody]]:
         """CreateChatCompletion runs a turn: one JSON body, or server-sent events with "stream": true."""
+
+    @_abc_1.abstractmethod
+    def FollowTurn(
+        self,
+        request: _gateway_pb2.FollowTurnRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_httpbody_pb2.HttpBody], _abc.AsyncIterator[_httpbody_pb2.HttpBody]]:
+        """FollowTurn streams the events of a turn after a cursor (header last-event-id, or `after`), as
+        CreateChatCompletion writes them. Repeatable.
+        """
+
+    @_abc_1.abstractmethod
+    def GetTurn(
+        self,
+        request: _gateway_pb2.GetTurnRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_httpbody_pb2.HttpBody, _abc.Awaitable[_httpbody_pb2.HttpBody]]:
+        """GetTurn tells the state of a turn. Repeatable."""
+
+    @_abc_1.abstractmethod
+    def CancelTurn(
+        self,
+        request: _gateway_pb2.CancelTurnRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_httpbody_pb2.HttpBody, _abc.Awaitable[_httpbody_pb2.HttpBody]]:
+        """CancelTurn stops a turn; what was said is kept and billed. Repeatable."""
 
     @_abc_1.abstractmethod
     def ListModels(
