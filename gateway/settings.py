@@ -36,6 +36,20 @@ class TurnLimits(BaseSettings):
     # How long the last byte waits for the turn to be recorded; then recording goes on without it.
     conclude_wait_s: float = Field(default=2.0, ge=0)
     conclude_duration_s_max: float = Field(default=30.0, gt=0)
+    # A turn without readers goes on for so long; then it ends as cancelled.
+    reader_grace_s: float = Field(default=5.0, ge=0, le=600)
+    # What a turn that can be made again may have sent before it is written to the journal.
+    journal_flush_s: float = Field(default=0.25, gt=0, le=10)
+    # A write or read of the journal that takes longer has failed.
+    journal_timeout_s: float = Field(default=0.25, gt=0, le=10)
+    # A gateway that is silent for so long has lost its turns to whoever adopts them.
+    owner_lease_ms: int = Field(default=800, ge=100, le=60_000)
+    # How long a turn that ended can still be followed, in all and for one account.
+    turn_retention_s: int = Field(default=600, ge=1, le=86_400)
+    turn_retention_bytes_max: int = Field(default=256 << 20, ge=0)
+    account_retention_bytes_max: int = Field(default=16 << 20, ge=0)
+    # Turns that this gateway takes over at once from one that is no more.
+    adoption_count_max: int = Field(default=64, ge=1)
 
 
 class JwtSettings(BaseSettings):

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 FINISH_STOP = "stop"
 FINISH_LENGTH = "length"
 FINISH_CONTENT_FILTER = "content_filter"
-# Stored, never shown: the client left, or a part of the system failed, before the end.
+# Stopped, or nobody read it, or a part of the system failed, before the end.
 FINISH_CANCELLED = "cancelled"
 
 TIERS = ("free", "pro", "enterprise", "admin")
@@ -80,6 +80,10 @@ class Ask:
     logprobs: bool = False
     top_logprobs: int = 0
     response_format: ResponseFormat | None = None
+    # Run to the end although nobody reads; None: as the conversation says.
+    background: bool | None = None
+    # The stream tells the usage at its end.
+    include_usage: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +95,8 @@ class ModelInfo:
     # Names tokenizer and engine: two answers of one fingerprint and seed are the same.
     fingerprint: str
     created_unix_s: int = 0
+    # Another node draws the same tokens from the same request.
+    draws_by_position: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +124,7 @@ class Logprob:
 class Frame:
     """What a node sent at once: tokens, the text that became final with them, perhaps the end."""
 
-    token_count: int = 0
+    token_ids: Sequence[int] = ()
     text: str = ""
     logprobs: Sequence[Logprob] = ()
     # "stop" or "length" on the last frame, else empty.
@@ -145,10 +151,15 @@ class Started:
     # Where the turn is kept; empty when it is not.
     conversation_id: str
     dropped_message_count: int
+    choice_count: int = 1
+    created_unix_s: int = 0
+    include_usage: bool = False
+    # Whoever follows goes on although the process that runs the turn dies.
+    journaled: bool = False
 
 
 @dataclass(frozen=True, slots=True)
-class Delta:
+class TextDelta:
     """More released text of one answer."""
 
     choice_index: int
@@ -172,9 +183,19 @@ class ChoiceFinished:
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """Last event."""
+    """Last event of a turn that did not fail."""
 
     usage: Usage
 
 
-Event = Started | Delta | ChoiceFinished | Finished
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """Last event of a turn that failed: the public reason, and what to do."""
+
+    reason: str
+    message: str
+    metadata: Mapping[str, str] = field(default_factory=dict)
+    retry_after_s: float | None = None
+
+
+Event = Started | TextDelta | ChoiceFinished | Finished | Failed

@@ -41,6 +41,17 @@ class NewMessage:
     model: str = ""
 
 
+def to_stored(kept: NewMessage) -> pb.NewMessage:
+    """A message as the contract has it."""
+    return pb.NewMessage(
+        role=ROLES[kept.message.role],
+        content=kept.message.content,
+        token_count=kept.token_count,
+        finish_reason=kept.finish_reason,
+        model=kept.model,
+    )
+
+
 class Conversation:
     """Reads and changes threads."""
 
@@ -64,7 +75,7 @@ class Conversation:
         return [Message(ROLE_NAMES[each.role], each.content) for each in tail.messages]
 
     async def append(
-        self, caller: Caller, thread: Thread, model: str, messages: Sequence[NewMessage]
+        self, caller: Caller, thread: Thread, model: str, messages: Sequence[pb.NewMessage]
     ) -> None:
         """Adds the messages of a turn, all or none. Repeatable: the turn id is the key."""
         request = pb.AppendMessagesRequest(
@@ -73,16 +84,7 @@ class Conversation:
             request_id=caller.turn_id,
             model=model,
             create_if_missing=thread.is_new,
-            messages=[
-                pb.NewMessage(
-                    role=ROLES[each.message.role],
-                    content=each.message.content,
-                    token_count=each.token_count,
-                    finish_reason=each.finish_reason,
-                    model=each.model,
-                )
-                for each in messages
-            ],
+            messages=messages,
         )
         with translated("conversation"):
             await self._write.AppendMessages(request)

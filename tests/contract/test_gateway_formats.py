@@ -67,7 +67,7 @@ async def test_a_format_reaches_the_node(fields, kind, told):
 async def test_a_typed_format_reaches_the_node(asked):
     async with running_gateway() as gateway:
         request = asking(response_format=asked)
-        assert [each async for each in gateway.chat.Chat(request, metadata=identity())]
+        assert [each async for each in gateway.chat.Chat(request, metadata=gateway.identity())]
     told = gateway.fakes.inference.requests[0].response_format
     # Both contracts number the forms alike.
     assert told == inference_pb2.ResponseFormat.FromString(asked.SerializeToString())
@@ -76,7 +76,7 @@ async def test_a_typed_format_reaches_the_node(asked):
 async def test_without_a_format_the_node_hears_of_none():
     async with running_gateway() as gateway:
         for request in (asking(), asking(response_format=pb.ResponseFormat())):
-            assert [each async for each in gateway.chat.Chat(request, metadata=identity())]
+            assert [each async for each in gateway.chat.Chat(request, metadata=gateway.identity())]
         await gateway.post({})
     told = [each.HasField("response_format") for each in gateway.fakes.inference.requests]
     assert told == [False] * 3
@@ -117,7 +117,7 @@ async def test_sampling_parameters_reach_the_node_by_either_face():
     async with running_gateway() as gateway:
         await gateway.post({**SAMPLING, "logit_bias": {"5": -2}, "logprobs": True})
         request = asking(**SAMPLING, logit_bias={5: -2}, logprobs=True)
-        assert [each async for each in gateway.chat.Chat(request, metadata=identity())]
+        assert [each async for each in gateway.chat.Chat(request, metadata=gateway.identity())]
         await gateway.post({"top_k": -1})
     first, second, off = gateway.fakes.inference.requests
     for name, value in SAMPLING.items():
@@ -134,7 +134,7 @@ async def test_log_probabilities_come_back_typed():
     fakes.inference.scripts = [Script(["Hi", " there"])]
     async with running_gateway(fakes) as gateway:
         request = asking(logprobs=True, top_logprobs=2)
-        events = [each async for each in gateway.chat.Chat(request, metadata=identity())]
+        events = [each async for each in gateway.chat.Chat(request, metadata=gateway.identity())]
         refused = await failed(gateway.chat.Chat(asking(top_logprobs=2), metadata=identity()))
     assert fakes.inference.requests[0].top_logprobs == 2
     entries = [entry for event in events for entry in event.delta.logprobs]

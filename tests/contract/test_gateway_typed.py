@@ -18,7 +18,7 @@ def asking(**fields) -> pb.ChatRequest:
 
 
 async def events_of(gateway, request: pb.ChatRequest) -> list[pb.ChatResponse]:
-    return [each async for each in gateway.chat.Chat(request, metadata=identity())]
+    return [each async for each in gateway.chat.Chat(request, metadata=gateway.identity())]
 
 
 async def test_a_turn_event_by_event():
@@ -28,12 +28,12 @@ async def test_a_turn_event_by_event():
         events = await events_of(gateway, asking(seed=4, temperature=0, max_tokens=5))
     shown = [text_format.MessageToString(each, as_one_line=True) for each in events]
     assert shown == [
-        f'sequence: 0 started {{ turn_id: "{TURN}" model: "{MODEL}" }}'.replace("sequence: 0 ", ""),
-        'sequence: 1 delta { text: "Hi" token_count: 1 }',
-        'sequence: 2 delta { text: " there" token_count: 2 }',
-        "sequence: 3 choice_finished { finish_reason: FINISH_REASON_STOP }",
-        "sequence: 4 finished { usage { prompt_token_count: 3 cached_token_count: 2 "
-        "completion_token_count: 2 } }",
+        f'started {{ turn_id: "{TURN}" model: "{MODEL}" journaled: true }} cursor: "{TURN}:0:0"',
+        f'sequence: 2 delta {{ text: "Hi" token_count: 1 }} cursor: "{TURN}:0:2"',
+        f'sequence: 8 delta {{ text: " there" token_count: 2 }} cursor: "{TURN}:0:8"',
+        f'sequence: 9 choice_finished {{ finish_reason: FINISH_REASON_STOP }} cursor: "{TURN}:0:9"',
+        "sequence: 10 finished { usage { prompt_token_count: 3 cached_token_count: 2 "
+        f'completion_token_count: 2 }} }} cursor: "{TURN}:0:10"',
     ]
     request = fakes.inference.requests[0]
     assert (request.sampling.seed, request.sampling.temperature, request.max_tokens) == (4, 0, 5)

@@ -1,5 +1,6 @@
 """A gateway over fakes, all on loopback, for contract tests."""
 
+import asyncio
 import contextlib
 import json
 from collections.abc import AsyncIterator
@@ -13,11 +14,13 @@ from chatmesh.chat.v1 import chat_pb2_grpc
 from chatmesh.gateway.v1 import gateway_pb2, gateway_pb2_grpc
 from gateway.settings import TurnLimits
 from gateway.turn.background import Background
+from gateway.turn.turns import Turns
 from gateway.upstreams.pool import Pool
-from gateway.wiring import wire
+from gateway.wiring import Place, wire
 from mesh.chassis.server import ErrorInterceptor
 from tests.support.fakes import MODEL, Fakes
 from tests.support.loopback import loopback
+from tests.support.memory_journal import MemoryJournal
 
 ACCOUNT = "acc_1"
 TURN = "01JD0000000000000000000000"
@@ -85,11 +88,19 @@ class Gateway:
     chat: chat_pb2_grpc.ChatServiceStub
     conversations: chat_pb2_grpc.ConversationServiceStub
     usage: chat_pb2_grpc.UsageServiceStub
+    turns: Turns
+    journal: MemoryJournal
+    turn_count: int = 0
 
     def call(self, body: Any, metadata=None, **overrides: Any):
         data = body if isinstance(body, bytes) else json.dumps(question(**(body or {}))).encode()
         request = gateway_pb2.CreateChatCompletionRequest(body=httpbody_pb2.HttpBody(data=data))
-        return self.openai.CreateChatCompletion(request, metadata=metadata or identity())
+        return self.openai.CreateChatCompletion(request, metadata=metadata or self.identity())
+
+    def identity(self) -> tuple[tuple[str, str], ...]:
+        """Of the next request: each has a turn of its own, as at admission."""
+        self.turn_count += 1
+        return identity(turn=TURN[:-2] + f"{self.turn_count - 1:02d}")
 
     async def post(self, body: Any = None, metadata=None) -> Answer:
         call = self.call(body, metadata)
@@ -128,13 +139,21 @@ async def serving(registrations) -> AsyncIterator[grpc.aio.Channel]:
 
 
 @contextlib.asynccontextmanager
-async def running_gateway(fakes: Fakes | None = None, **limits: Any) -> AsyncIterator[Gateway]:
-    fakes = fakes or Fakes()
-    pool = Pool()
-    background = Background(limit_s=5)
+async def running_gateway(
+    fakes: Fakes | None = None,
+    *,
+    journal: MemoryJournal | None = None,
+    name: str = "gateway-1",
+    **limits: Any,
+) -> AsyncIterator[Gateway]:
+    """A gateway whose turns end at once when nobody reads them, unless `limits` say otherwise."""
+    fakes, journal = fakes or Fakes(), journal or MemoryJournal()
+    quick = {"node_backoff_s": 0.001, "safety_backoff_s": 0.001, "reader_grace_s": 0.0}
+    settings = TurnLimits(**(quick | {"owner_lease_ms": 100} | limits))
+    place = Place(name, settings, Pool(), Background(limit_s=5), journal)
     async with loopback(fakes.registrations()) as upstream:
-        settings = TurnLimits(**({"node_backoff_s": 0.001, "safety_backoff_s": 0.001} | limits))
-        services = wire(settings, "", lambda service: upstream, pool, background)
+        services = wire(place, lambda service: upstream)
+        keeping = asyncio.create_task(services.turns.keep())
         registrations = [
             (gateway_pb2_grpc.add_OpenAIServiceServicer_to_server, services.openai),
             (chat_pb2_grpc.add_ChatServiceServicer_to_server, services.chat),
@@ -144,14 +163,19 @@ async def running_gateway(fakes: Fakes | None = None, **limits: Any) -> AsyncIte
         async with serving(registrations) as channel:
             yield Gateway(
                 fakes,
-                pool,
-                background,
+                place.pool,
+                place.background,
                 gateway_pb2_grpc.OpenAIServiceStub(channel),
                 chat_pb2_grpc.ChatServiceStub(channel),
                 chat_pb2_grpc.ConversationServiceStub(channel),
                 chat_pb2_grpc.UsageServiceStub(channel),
+                services.turns,
+                journal,
             )
-            await background.finish()
+            await services.turns.close()
+            await place.background.finish()
+        keeping.cancel()
+        await asyncio.wait([keeping])
 
 
 async def failed(call: Any) -> grpc.aio.AioRpcError:

@@ -106,6 +106,7 @@ class Body(FormatFields):
     user: str | None = Field(default=None, max_length=256)
     conversation_id: str | None = Field(default=None, max_length=64)
     store: bool | None = None
+    background: bool | None = None
 
 
 class RenameBody(Strict):
@@ -120,7 +121,6 @@ class ChatCompletion:
 
     ask: Ask
     stream: bool
-    include_usage: bool
 
 
 def parse_chat_completion(body: bytes) -> ChatCompletion:
@@ -138,8 +138,7 @@ def parse_chat_completion(body: bytes) -> ChatCompletion:
     if parsed.max_tokens and parsed.max_completion_tokens:
         message = "Give max_completion_tokens or max_tokens, not both."
         raise bad_parameter("max_tokens", message)
-    options = parsed.stream_options or StreamOptions()
-    return ChatCompletion(_ask(parsed), bool(parsed.stream), bool(options.include_usage))
+    return ChatCompletion(_ask(parsed), bool(parsed.stream))
 
 
 def parse_rename(body: bytes) -> str:
@@ -183,6 +182,8 @@ def _ask(body: Body) -> Ask:
         logprobs=bool(body.logprobs),
         top_logprobs=body.top_logprobs or 0,
         response_format=wanted_format(body),
+        background=body.background,
+        include_usage=bool(body.stream_options and body.stream_options.include_usage),
     )
 
 

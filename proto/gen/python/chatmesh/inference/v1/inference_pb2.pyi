@@ -676,6 +676,9 @@ class Model(_message.Message):
     TOKENIZER_DIGEST_FIELD_NUMBER: _builtins.int
     ENGINE_FIELD_NUMBER: _builtins.int
     CREATED_UNIX_S_FIELD_NUMBER: _builtins.int
+    DRAWS_BY_POSITION_FIELD_NUMBER: _builtins.int
+    WEIGHTS_DIGEST_FIELD_NUMBER: _builtins.int
+    PRECISION_FIELD_NUMBER: _builtins.int
     id: _builtins.str
     """The id that requests use, such as "chatmesh-tiny"."""
     context_token_count_max: _builtins.int
@@ -690,6 +693,14 @@ class Model(_message.Message):
     """Engine that serves it: "torch", "vllm" or "simulated"."""
     created_unix_s: _builtins.int
     """Seconds since the epoch when the weights were made; 0 when unknown."""
+    draws_by_position: _builtins.bool
+    """Token ids of an answer depend on the request and its seed alone: another node of the same
+    weights and precision draws the same ones. Absent: they may differ.
+    """
+    weights_digest: _builtins.str
+    """SHA-256 over the weights as they lie on disk (lower-case hex); empty when there are none."""
+    precision: _builtins.str
+    """Numbers of weights and KV cache, such as "int8/bf16"; empty when there are none."""
     def __init__(
         self,
         *,
@@ -699,10 +710,13 @@ class Model(_message.Message):
         tokenizer_digest: _builtins.str = ...,
         engine: _builtins.str = ...,
         created_unix_s: _builtins.int = ...,
+        draws_by_position: _builtins.bool = ...,
+        weights_digest: _builtins.str = ...,
+        precision: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["context_token_count_max", b"context_token_count_max", "created_unix_s", b"created_unix_s", "engine", b"engine", "id", b"id", "tokenizer_digest", b"tokenizer_digest", "vocabulary_size", b"vocabulary_size"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["context_token_count_max", b"context_token_count_max", "created_unix_s", b"created_unix_s", "draws_by_position", b"draws_by_position", "engine", b"engine", "id", b"id", "precision", b"precision", "tokenizer_digest", b"tokenizer_digest", "vocabulary_size", b"vocabulary_size", "weights_digest", b"weights_digest"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
