@@ -44,9 +44,14 @@ class ServedJournal(MemoryJournal):
 
     def write_one(self, write: Write) -> Written:
         listeners = self._heard_by(write.turn_id)
+        before = self.turns.get(write.turn_id)
+        state_before = (before.head, len(before.batches)) if before else None
         written = super().write_one(write)
-        if written.outcome is not Outcome.WRITTEN:
+        now = self.turns.get(write.turn_id)
+        if written.outcome is not Outcome.WRITTEN or now is None:
             return written
+        if (now.head, len(now.batches)) == state_before:
+            return written  # it was here before
         head = self.turns[write.turn_id].head
         self.accepted.append(
             Accepted(self.life, write.turn_id, write.owner, write.epoch, write.number, write.state)
@@ -161,14 +166,17 @@ class NetJournal:
     async def is_alive(self, owner: str) -> bool:
         return await self._ask("is_alive", owner)
 
-    async def orphans(self, count_max: int) -> list[str]:
-        return await self._ask("orphans", count_max)
+    async def orphans(self, owner: str, count_max: int) -> list[str]:
+        return await self._ask("orphans", owner, count_max)
 
     async def claim(self, account_id: str, key: str, claim: Claim) -> Claim:
         return await self._ask("claim", account_id, key, claim)
 
-    async def disclaim(self, account_id: str, key: str, turn_id: str) -> None:
-        await self._ask("disclaim", account_id, key, turn_id)
+    async def reclaim(self, account_id: str, key: str, old: Claim, claim: Claim) -> bool:
+        return await self._ask("reclaim", account_id, key, old, claim)
+
+    async def disclaim(self, account_id: str, key: str, claim: Claim) -> None:
+        await self._ask("disclaim", account_id, key, claim)
 
     async def mark_read(self, turn_id: str, lease_ms: int) -> None:
         await self._ask("mark_read", turn_id, lease_ms)
