@@ -126,7 +126,9 @@ def _unexplained(world: Any, reading: Reading, error: str) -> str:
     if error == "CONTENT_FILTER":
         return "" if wish.content == "FORBIDDEN" else "nothing forbidden was asked"
     if error == "CURSOR_LOST":
-        if wish.redraws and not _journal_lost(world):
+        # A turn that was stopped ends where its owner was then, perhaps before a reader.
+        may_stop = wish.stop_s is not None or not wish.background
+        if wish.redraws and not may_stop and not _journal_lost(world):
             return "it can be made again"
         return "" if went_wrong else "nothing went wrong"
     if error == "TURN_NOT_FOUND":
@@ -278,5 +280,8 @@ def _conserved(world: Any, reading: Reading) -> Iterator[str]:
         yield f"{name}: {released} released of {used}"
     if set(ends) == {"stop"} and (released, turn.counts.withheld) != (used, 0):
         yield f"{name}: all was said, {released} released of {used}, {turn.counts.withheld} withheld"
-    if set(ends) == {FINISH_CONTENT_FILTER} and turn.counts.withheld != used - released:
+    # The tokens of a frame count as released when all of its text is; another owner has other frames.
+    epochs = {epoch for epoch, _, _ in reading.events}
+    is_exact = len(epochs) == 1
+    if is_exact and set(ends) == {FINISH_CONTENT_FILTER} and turn.counts.withheld != used - released:
         yield f"{name}: {turn.counts.withheld} withheld, {used - released} kept back"

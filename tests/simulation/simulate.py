@@ -13,6 +13,7 @@ from tests.simulation import laws, seams
 from tests.simulation import loop as virtual
 from tests.simulation.clients import Wish
 from tests.simulation.faults import CHAOS_S, GATEWAYS, Chaos, Schedule
+from tests.simulation.network import TIMEOUT_S
 from tests.simulation.world import World
 
 # Virtual seconds after the last fault in which every turn must have ended, and every reader.
@@ -142,7 +143,7 @@ async def _close(world: World) -> None:
         closing = gateway.process.start(gateway.turns.close(), "close")
         await asyncio.wait([closing], timeout=5.0)
         gateway.keeping.cancel()
-        await asyncio.sleep(0.5)
+        await asyncio.sleep(TIMEOUT_S + 0.2)
         left = [str(task.get_coro()) for task in gateway.process.tasks]
         world.left_over += [f"{machine} {name}" for name in left]
         await world.end(gateway.process)
