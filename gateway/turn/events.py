@@ -11,7 +11,14 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from gateway.errors import CURSOR_INVALID, public
-from gateway.turn.domain import Event, Failed, Finished, TextDelta
+from gateway.turn.domain import (
+    FINISH_CANCELLED,
+    ChoiceFinished,
+    Event,
+    Failed,
+    Finished,
+    TextDelta,
+)
 
 # The cursor of a reader that has seen nothing.
 BEGINNING = -1
@@ -29,6 +36,13 @@ class Numbered(NamedTuple):
 def weight(event: Event) -> int:
     """By how much an event raises the number."""
     return max(1, len(event.text.encode())) if type(event) is TextDelta else 1
+
+
+def cuts_short(event: Event) -> bool:
+    """Whether it ends what another owner would have gone on with."""
+    if isinstance(event, ChoiceFinished):
+        return event.finish_reason == FINISH_CANCELLED
+    return isinstance(event, Failed)
 
 
 def behind(numbered: Numbered, cursor: int) -> Numbered | None:

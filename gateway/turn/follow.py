@@ -9,7 +9,7 @@ from typing import TypeVar
 from gateway import errors
 from gateway.errors import public
 from gateway.turn.domain import Failed, Finished, Started
-from gateway.turn.events import Cursor, Numbered, bad_cursor, behind, weight
+from gateway.turn.events import Cursor, Numbered, bad_cursor, behind, cuts_short, weight
 from gateway.turn.journal import RUNNING, Head, JournalAway, JournalStore
 from gateway.turn.plan import Plan
 from gateway.turn.run import Run
@@ -133,9 +133,14 @@ class Following:
         if head.epoch == self._cursor.epoch and self._cursor.number > run.log.number:
             raise bad_cursor()
         self._epoch = head.epoch
-        async with contextlib.aclosing(run.log.read(self._cursor.number)) as batches:
+        # One that is ahead of what was journaled sees how this owner comes to where it is.
+        begin = self._cursor.number
+        if self._is_ahead(head):
+            begin = head.epoch_numbers[self._cursor.epoch]
+        async with contextlib.aclosing(run.log.read(begin)) as batches:
             async for batch in batches:
-                yield batch
+                if left := self._left(batch, head):
+                    yield left
         if not run.log.is_moved:  # stopped, perhaps, before where the reader was
             check_cursor(self._cursor, run.head, redraws=run.redraws)
             self._is_over = True
@@ -150,7 +155,8 @@ class Following:
                 check_cursor(self._cursor, head, redraws=self.plan.redraws)
                 self._epoch = head.epoch
                 stored = await self._patiently(partial(self._batches, index))
-                batch = self._unseen(stored)
+                found = [each for data in stored for each in events_of(data, self.started)]
+                batch = self._left(found, head)
                 if self._skips(batch, head):  # it was written anew, whole, or is gone
                     if index == 0:
                         await asyncio.sleep(LOOK_S)
@@ -167,9 +173,23 @@ class Following:
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(news.wait(), LOOK_S)
 
-    def _unseen(self, batches: Sequence[bytes]) -> list[Numbered]:
-        found = (event for data in batches for event in events_of(data, self.started))
-        return [left for each in found if (left := behind(each, self._cursor.number))]
+    def _is_ahead(self, head: Head) -> bool:
+        """Whether the reader saw what an earlier owner never journaled."""
+        cursor = self._cursor
+        return cursor.epoch < head.epoch and cursor.number > head.epoch_numbers[cursor.epoch]
+
+    def _left(self, events: Sequence[Numbered], head: Head) -> list[Numbered]:
+        """What the reader has not seen of them.
+
+        Raises:
+            MeshError: CURSOR_LOST: the turn was stopped, or failed, before where the reader is.
+        """
+        number = self._cursor.number
+        if self._is_ahead(head) and any(
+            each.number <= number and cuts_short(each.event) for each in events
+        ):
+            raise lost_cursor()
+        return [left for each in events if (left := behind(each, number))]
 
     def _skips(self, batch: Sequence[Numbered], head: Head) -> bool:
         """Whether there is more behind the cursor than the batch has."""

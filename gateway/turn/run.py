@@ -232,7 +232,12 @@ class Run:
         """Ends the answers, and the turn in the books, unless another has it now."""
         outcome = "finished" if state == COMPLETED else state
         metrics.TURNS.labels(failure.reason.lower() if failure else outcome).inc()
-        if self.has_started and (state != COMPLETED or not self.redraws):
+        if self.recording.epoch and not self.log.events:
+            # An earlier owner may have begun: it must find an end here, not nothing.
+            self._publish(self.plan.started(journaled=True))
+        # How much is generated until a block is known is chance.
+        is_alike = self.redraws and not any(each.withheld_token_count for each in self.answers)
+        if self.has_started and (state != COMPLETED or not is_alike):
             self.recording.hold_back()
         if state == CANCELLED and self.has_started:
             for answer in self.answers:

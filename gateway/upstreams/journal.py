@@ -43,11 +43,13 @@ MS = 1000
 # KEYS head, log. ARGV owner, epoch, serial, number, batch, state, time to live (s), [plan, account,
 # epochs]. Answer: outcome (0 fenced, 1 written, 2 lost), listeners, whether it is to be stopped,
 # bytes. A write that is late, for a later one of its owner was here, is taken for written: what it
-# brought is there, and nobody waits for its answer any more.
+# brought is there, and nobody waits for its answer any more. A head of an earlier epoch than that
+# of the write is one that lost an adoption: the later owner writes the whole.
 PUT = """
 local head = redis.call('HMGET', KEYS[1], 'owner', 'epoch', 'state', 'stopped', 'serial')
-if head[1] and (head[1] ~= ARGV[1] or head[2] ~= ARGV[2]) then return {0, 0, 0, 0} end
-if head[1] and tonumber(head[5]) >= tonumber(ARGV[3]) then
+local age = head[1] and tonumber(ARGV[2]) - tonumber(head[2])
+if head[1] and (age < 0 or (age == 0 and head[1] ~= ARGV[1])) then return {0, 0, 0, 0} end
+if age == 0 and tonumber(head[5]) >= tonumber(ARGV[3]) then
   return {1, 0, head[4] and 1 or 0, tonumber(redis.call('HGET', KEYS[1], 'bytes'))}
 end
 if head[1] and head[3] ~= 'running' then return {0, 0, 0, 0} end
@@ -66,7 +68,9 @@ return {1, redis.call('PUBLISH', KEYS[1], ARGV[4]), head[4] and 1 or 0, bytes}
 APPEND = """
 local head = redis.call('HMGET', KEYS[1], 'owner', 'epoch', 'state', 'stopped', 'serial')
 if not head[1] then return {2, 0, 0, 0} end
-if head[1] ~= ARGV[1] or head[2] ~= ARGV[2] then return {0, 0, 0, 0} end
+local age = tonumber(ARGV[2]) - tonumber(head[2])
+if age > 0 then return {2, 0, 0, 0} end
+if age < 0 or head[1] ~= ARGV[1] then return {0, 0, 0, 0} end
 local listeners = 0
 if tonumber(head[5]) < tonumber(ARGV[3]) then
   if tonumber(head[5]) + 1 ~= tonumber(ARGV[3]) or head[3] ~= 'running' then

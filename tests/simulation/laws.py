@@ -133,6 +133,8 @@ def _unexplained(world: Any, reading: Reading, error: str) -> str:
         return "" if went_wrong else "nothing went wrong"
     if error == "TURN_NOT_FOUND":
         return "" if went_wrong else "nothing went wrong"
+    if error == "CURSOR_INVALID" and _journal_lost(world):
+        return ""  # of an epoch that the journal does not know any more
     if error in ("NO_END", "CURSOR_INVALID", "IDEMPOTENCY_KEY_REUSED", "INTERNAL_ERROR"):
         return "never right"
     return "" if went_wrong else "nothing went wrong"

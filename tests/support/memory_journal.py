@@ -45,10 +45,14 @@ class MemoryJournal:
 
     def write_one(self, write: Write) -> Written:
         found = self.turns.get(write.turn_id)
-        if found and (found.head.owner, found.head.epoch) != (write.owner, write.epoch):
+        # How much later the writer's epoch is than that of the head.
+        age = write.epoch - found.head.epoch if found else 0
+        if found and (age < 0 or (age == 0 and found.head.owner != write.owner)):
             return Written(Outcome.FENCED)
-        if found and found.serial >= write.serial:
+        if found and age == 0 and found.serial >= write.serial:
             return Written(Outcome.WRITTEN, is_stopped=found.head.is_stopped)
+        if found and age > 0 and not write.is_whole:
+            return Written(Outcome.LOST)
         outcome = self._put(found, write) if write.is_whole else self._append(found, write)
         if outcome is not Outcome.WRITTEN:
             return Written(outcome)
