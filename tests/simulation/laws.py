@@ -18,12 +18,14 @@ from gateway.turn.domain import (
     TextDelta,
 )
 from gateway.turn.events import weight
+from gateway.turn.journal import RUNNING
 from tests.simulation import engine, faults
 from tests.simulation.clients import Reading, text_of
 from tests.simulation.services import BY_POSITION
 
-# A stop that was taken ends the turn so soon, also when its owner dies.
-STOP_S = 8.0
+# A stop that was taken ends the turn so soon, also when its owner dies: lease, scan, and a pause.
+STOP_S = 2.0
+LEAVES_THE_JOURNAL = {faults.JOURNAL_AWAY, faults.JOURNAL_LOSES}
 
 
 def broken(world: Any) -> list[str]:
@@ -108,16 +110,26 @@ def _ended(world: Any, reading: Reading) -> Iterator[str]:
         faults.NODE, faults.SAFETY, faults.PARTITION, faults.WEATHER, faults.JOURNAL_LOSES
     }:
         yield f"law 1: failed with {last.reason} although {sorted(world.faults)}"
-    if isinstance(last, Finished) and any(
-        isinstance(each, ChoiceFinished) and each.finish_reason == FINISH_CANCELLED
-        for _, _, each in reading.events
-    ):
+    if isinstance(last, Finished) and _was_cut_short(reading):
         may_stop = reading.wish.stop_s is not None or reading.wish.leave_after
         if not may_stop and not world.faults:
             yield "law 1: cancelled, and nobody asked for it"
-    late_s = reading.over_at - reading.stopped_at
-    if late_s > STOP_S and not _journal_lost(world):
+    late_s = _ended_at(world, reading.turn_id) - reading.stopped_at
+    is_heard = not world.faults & {*LEAVES_THE_JOURNAL, faults.WEATHER, faults.PARTITION}
+    if late_s > STOP_S and is_heard and not _was_cut_short(reading):
         yield f"law 6: stopped, and ran on for {late_s:.1f} s"
+
+
+def _ended_at(world: Any, turn_id: str) -> float:
+    ends = (e.at_s for e in world.journal.accepted if e.turn_id == turn_id and e.state != RUNNING)
+    return min(ends, default=0.0)
+
+
+def _was_cut_short(reading: Reading) -> bool:
+    return any(
+        isinstance(each, ChoiceFinished) and each.finish_reason == FINISH_CANCELLED
+        for _, _, each in reading.events
+    )
 
 
 def _unexplained(world: Any, reading: Reading, error: str) -> str:
@@ -132,12 +144,21 @@ def _unexplained(world: Any, reading: Reading, error: str) -> str:
             return "it can be made again"
         return "" if went_wrong else "nothing went wrong"
     if error == "TURN_NOT_FOUND":
+        if not _journal_lost(world) and _was_journaled(reading):
+            return "it was in the journal"
         return "" if went_wrong else "nothing went wrong"
+    if error == "IDEMPOTENCY_KEY_REUSED":
+        return "" if wish.is_rival or wish.has_rival else "nobody else used the key"
     if error == "CURSOR_INVALID" and _journal_lost(world):
         return ""  # of an epoch that the journal does not know any more
-    if error in ("NO_END", "CURSOR_INVALID", "IDEMPOTENCY_KEY_REUSED", "INTERNAL_ERROR"):
+    if error in ("NO_END", "CURSOR_INVALID", "INTERNAL_ERROR"):
         return "never right"
     return "" if went_wrong else "nothing went wrong"
+
+
+def _was_journaled(reading: Reading) -> bool:
+    seen = (*reading.earlier, reading.events)
+    return any(events and events[0][2].journaled for events in seen)
 
 
 def _journal_lost(world: Any) -> bool:
@@ -212,7 +233,7 @@ def _of_owners(world: Any) -> Iterator[str]:
             yield f"{name}: {before.owner} and {each.owner} both write in epoch {each.epoch}"
         elif each.number < before.number:
             yield f"{name}: number {each.number} after {before.number}"
-        elif before.state != "running" and each.number != before.number:
+        elif before.state != RUNNING and each.number != before.number:
             yield f"{name}: written after its end"
 
 
@@ -276,7 +297,7 @@ def _conserved(world: Any, reading: Reading) -> Iterator[str]:
     if turn.counts is None:
         yield f"{name}: {used} tokens were generated, and it was never settled"
         return
-    if turn.counts.output != used:
+    if turn.counts.output != used and not _journal_lost(world):  # else it may have run twice
         yield f"{name}: {used} tokens told, {turn.counts.output} settled"
     if released > used:
         yield f"{name}: {released} released of {used}"

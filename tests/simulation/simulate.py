@@ -108,6 +108,8 @@ async def _run(
         world.add_client(wish, f"client-{index}", seed)
         if wish.twice:
             world.add_client(wish, f"client-{index}b", seed)
+        if wish.has_rival:
+            world.add_client(wish.rival, f"client-{index}r", seed)
     reading = [each.process.start(each.run(), "client") for each in world.clients]
     chaos = asyncio.create_task(Chaos(world, schedule).run())
     await _until_quiet(world, [chaos, *reading])
