@@ -67,6 +67,9 @@ class ServedJournal(MemoryJournal):
         return adopted
 
     def _accept(self, head: Head) -> None:
+        if self._network.note:
+            what = f"{head.turn_id[-3:]} {head.state} {head.number} by {head.owner}, {head.epoch}"
+            self._network.note("journal", what)
         self.accepted.append(
             Accepted(
                 self.life,
