@@ -7,13 +7,14 @@ import pytest
 from google.protobuf import text_format
 
 from chatmesh.chat.v1 import chat_pb2 as pb
+from chatmesh.content.v1 import content_pb2
 from mesh.chassis.errors import MeshError
 from tests.support.fakes import MODEL, Fakes, Script
 from tests.support.gateway_turns import TURN, failed, identity, running_gateway
 
 
 def asking(**fields) -> pb.ChatRequest:
-    message = pb.Message(role=pb.ROLE_USER, content="How are you?")
+    message = pb.Message(role=content_pb2.ROLE_USER, content="How are you?")
     return pb.ChatRequest(**({"messages": [message]} | fields))
 
 
@@ -58,14 +59,17 @@ async def test_finish_reasons():
         for each in events
         if each.HasField("choice_finished")
     }
-    assert reasons == {0: pb.FINISH_REASON_LENGTH, 1: pb.FINISH_REASON_CONTENT_FILTER}
+    assert reasons == {
+        0: content_pb2.FINISH_REASON_LENGTH,
+        1: content_pb2.FINISH_REASON_CONTENT_FILTER,
+    }
 
 
 async def test_dropped_messages_are_told_and_a_conversation_is_named():
     fakes = Fakes()
     fakes.tokenizer.drop = 1
-    old = pb.Message(role=pb.ROLE_USER, content="long ago")
-    new = pb.Message(role=pb.ROLE_USER, content="now it is")
+    old = pb.Message(role=content_pb2.ROLE_USER, content="long ago")
+    new = pb.Message(role=content_pb2.ROLE_USER, content="now it is")
     async with running_gateway(fakes) as gateway:
         events = await events_of(gateway, asking(store=True, messages=[old, new]))
     started = events[0].started
@@ -146,10 +150,10 @@ async def test_models_conversations_and_usage():
     assert [model.id for model in models.models] == [MODEL]
     assert [each.id for each in listed.conversations] == [thread]
     assert [(each.role, each.content) for each in got.conversation.messages] == [
-        (pb.ROLE_USER, "How are you?"),
-        (pb.ROLE_ASSISTANT, "Hello wide world."),
+        (content_pb2.ROLE_USER, "How are you?"),
+        (content_pb2.ROLE_ASSISTANT, "Hello wide world."),
     ]
-    assert got.conversation.messages[1].finish_reason == pb.FINISH_REASON_STOP
+    assert got.conversation.messages[1].finish_reason == content_pb2.FINISH_REASON_STOP
     assert renamed.conversation.title == "New"
     assert (error.code, error.reason) == (grpc.StatusCode.NOT_FOUND, "CONVERSATION_NOT_FOUND")
     assert (usage.period, usage.input_token_count, usage.budget_nanousd) == ("2026-11", 100, -1)

@@ -13,6 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from ulid import ULID
 
+from chatmesh.content.v1 import content_pb2
 from chatmesh.conversation.v1 import conversation_pb2 as pb
 from chatmesh.conversation.v1 import conversation_pb2_grpc as rpc
 from conversation_svc.hot_tail import HotTail
@@ -92,19 +93,19 @@ class World:
 
 
 def message(role: int, content: str, tokens: int = 1) -> pb.NewMessage:
-    return pb.NewMessage(role=pb.Role.ValueType(role), content=content, token_count=tokens)
+    return pb.NewMessage(role=content_pb2.Role.ValueType(role), content=content, token_count=tokens)
 
 
 def user(content: str, tokens: int = 1) -> pb.NewMessage:
-    return message(pb.ROLE_USER, content, tokens)
+    return message(content_pb2.ROLE_USER, content, tokens)
 
 
 def system(content: str, tokens: int = 1) -> pb.NewMessage:
-    return message(pb.ROLE_SYSTEM, content, tokens)
+    return message(content_pb2.ROLE_SYSTEM, content, tokens)
 
 
 def answer(content: str, tokens: int = 1) -> pb.NewMessage:
-    result = message(pb.ROLE_ASSISTANT, content, tokens)
+    result = message(content_pb2.ROLE_ASSISTANT, content, tokens)
     result.finish_reason, result.model = "stop", "m"
     return result
 

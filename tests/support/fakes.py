@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 import grpc
 
 from chatmesh.billing.v1 import billing_pb2, billing_pb2_grpc
+from chatmesh.content.v1 import content_pb2
 from chatmesh.conversation.v1 import conversation_pb2, conversation_pb2_grpc
 from chatmesh.inference.v1 import inference_pb2, inference_pb2_grpc
 from chatmesh.safety.v1 import safety_pb2, safety_pb2_grpc
@@ -311,7 +312,7 @@ class Script:
 
     # One entry a message: its text, one token each word (at least one).
     frames: list[str] = field(default_factory=lambda: ["Hello", " wide", " world", "."])
-    finish: "inference_pb2.FinishReason.ValueType" = inference_pb2.FINISH_REASON_STOP
+    finish: "content_pb2.FinishReason.ValueType" = content_pb2.FINISH_REASON_STOP
     # After so many frames of an attempt this is raised.
     break_after: int | None = None
     error: MeshError | None = None
