@@ -79,11 +79,32 @@ async def test_dropped_messages_are_told_and_a_conversation_is_named():
     assert counts == [0, 3, 4]
 
 
+TEXT = content_pb2.Part(text="How are")
+CALL = content_pb2.Part(tool_call=content_pb2.ToolCall(id="1", name="clock", arguments_json="{}"))
+
+
+def made_of(*parts: content_pb2.Part, content: str = "") -> pb.Message:
+    return pb.Message(role=content_pb2.ROLE_USER, content=content, parts=parts)
+
+
+@pytest.mark.parametrize("content", ["", "How are you?"])
+async def test_parts_that_are_texts_are_joined(content):
+    message = made_of(TEXT, content_pb2.Part(text=" you?"), content=content)
+    fakes = Fakes()
+    async with running_gateway(fakes) as gateway:
+        await events_of(gateway, asking(messages=[message]))
+    (screened,) = fakes.safety.prompts
+    assert [(each.content, len(each.parts)) for each in screened.messages] == [("How are you?", 0)]
+
+
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
         ({"messages": []}, "messages"),
         ({"messages": [pb.Message(content="x")]}, "messages[0].role"),
+        ({"messages": [made_of(CALL)]}, "messages[0].parts[0]"),
+        ({"messages": [made_of(TEXT, content_pb2.Part())]}, "messages[0].parts[1]"),
+        ({"messages": [made_of(TEXT, content="another")]}, "messages[0].content"),
         ({"n": 5}, "n"),
         ({"temperature": float("nan")}, "temperature"),
         ({"temperature": 3.0}, "temperature"),
@@ -123,6 +144,23 @@ async def test_a_stalled_reader_ends_the_turn():
         await asyncio.wait_for(fakes.billing.concluded.wait(), 20)
         call.cancel()
     assert fakes.billing.settled[TURN].output_token_count < 1000
+
+
+async def test_a_conversation_asks_for_background_turns():
+    async with running_gateway() as gateway:
+        events = await events_of(gateway, asking(store=True))
+        thread = events[0].started.conversation_id
+        update = pb.UpdateConversationRequest(conversation_id=thread, background=True)
+        changed = await gateway.conversations.UpdateConversation(update, metadata=identity())
+        nothing = pb.UpdateConversationRequest(conversation_id=thread)
+        call = gateway.conversations.UpdateConversation(nothing, metadata=identity())
+        error = MeshError.from_rpc(await failed(call))
+        got = await gateway.conversations.GetConversation(
+            pb.GetConversationRequest(conversation_id=thread), metadata=identity()
+        )
+    assert (changed.conversation.background, changed.conversation.title) == (True, "A title")
+    assert (error.reason, error.metadata["param"]) == ("INVALID_PARAMETER", "title")
+    assert got.conversation.background
 
 
 async def test_models_conversations_and_usage():

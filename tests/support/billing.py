@@ -36,7 +36,7 @@ class Meter:
 
     def __init__(self, channel: grpc.aio.Channel, store: Store) -> None:
         self.now = START
-        self.store = store
+        self.channel, self.store = channel, store
         self.quota_store, self.ledger_store = QuotaStore(store), LedgerStore(store)
         self.keys = rpc.KeyServiceStub(channel)
         self.admin = rpc.AccountAdminServiceStub(channel)

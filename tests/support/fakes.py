@@ -130,6 +130,8 @@ class FakeConversation(
         self.threads: dict[tuple[str, str], list[conversation_pb2.NewMessage]] = {}
         self.appended: list[conversation_pb2.AppendMessagesRequest] = []
         self.stored = asyncio.Event()
+        # What owners asked for, by thread.
+        self.background: dict[str, bool] = {}
 
     def _of(self, request) -> list[conversation_pb2.NewMessage]:
         try:
@@ -137,9 +139,9 @@ class FakeConversation(
         except KeyError:
             raise failure(grpc.StatusCode.NOT_FOUND, "THREAD_NOT_FOUND") from None
 
-    @staticmethod
-    def _thread(thread_id: str) -> conversation_pb2.Thread:
+    def _thread(self, thread_id: str) -> conversation_pb2.Thread:
         thread = conversation_pb2.Thread(id=thread_id, title="A title", model=MODEL)
+        thread.background = self.background.get(thread_id, False)
         thread.create_time.FromSeconds(1_700_000_000)
         thread.update_time.FromSeconds(1_700_000_100)
         thread.total_token_count = 12
@@ -177,6 +179,7 @@ class FakeConversation(
                 token_count=each.token_count,
                 turn_id="T",
                 finish_reason=each.finish_reason,
+                finish=each.finish,
                 model=each.model,
             )
             message.create_time.FromSeconds(1_700_000_000 + index)
@@ -191,6 +194,14 @@ class FakeConversation(
         self.appended.append(request)
         self.stored.set()
         return conversation_pb2.AppendMessagesResponse(thread=self._thread(request.thread_id))
+
+    async def UpdateThread(self, request, context):
+        self._of(request)
+        if request.HasField("background"):
+            self.background[request.thread_id] = request.background
+        thread = self._thread(request.thread_id)
+        thread.title = request.title or thread.title
+        return conversation_pb2.UpdateThreadResponse(thread=thread)
 
     async def RenameThread(self, request, context):
         self._of(request)

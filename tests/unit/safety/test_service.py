@@ -153,6 +153,26 @@ async def test_a_long_prompt_is_judged_to_its_end(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("subject", "tier"),
+    [
+        ({"tier": "pro"}, "pro"),  # a caller of the version before
+        ({"account_tier": content_pb2.TIER_ADMIN}, "admin"),
+        ({"tier": "free", "account_tier": content_pb2.TIER_ENTERPRISE}, "enterprise"),
+    ],
+)
+async def test_the_tier_comes_as_a_number_or_as_the_word_of_the_version_before(
+    tmp_path: Path, subject: dict[str, object], tier: str
+) -> None:
+    request = pb.ScreenPromptRequest(
+        subject=pb.Subject(turn_id="t", account_id="a", **subject),
+        messages=[content_pb2.Message(role=content_pb2.ROLE_USER, content="hello")],
+    )
+    async with serving(tmp_path, edited()) as served:
+        await served.stub.ScreenPrompt(request)
+        assert [row.tier for row in served.store.rows] == [tier]
+
+
+@pytest.mark.parametrize(
     "request_",
     [
         pb.ScreenPromptRequest(subject=SUBJECT),
@@ -170,6 +190,16 @@ async def test_a_long_prompt_is_judged_to_its_end(tmp_path: Path) -> None:
             messages=[content_pb2.Message(content="x")],
         ),
         prompt("é" * (1 << 19) + "x"),
+        pb.ScreenPromptRequest(
+            subject=SUBJECT,
+            messages=[content_pb2.Message(content="x", parts=[content_pb2.Part(text="hidden")])],
+        ),
+        pb.ScreenPromptRequest(
+            subject=pb.Subject(
+                turn_id="t", account_id="a", account_tier=content_pb2.Tier.ValueType(9)
+            ),
+            messages=[content_pb2.Message(content="x")],
+        ),
     ],
 )
 async def test_bad_prompt_requests(tmp_path: Path, request_: pb.ScreenPromptRequest) -> None:

@@ -97,6 +97,11 @@ async def test_bad_messages(stub) -> None:
         stub.Encode(pb.EncodeRequest(model="tiny", messages=[message])), "BAD_MESSAGES"
     )
     assert metadata == {"field": "messages[0].name"}
+    message = content_pb2.Message(role=USER, content="x", parts=[content_pb2.Part(text="x")])
+    metadata = await refused(
+        stub.CountTokens(pb.CountTokensRequest(model="tiny", messages=[message])), "BAD_MESSAGES"
+    )
+    assert metadata == {"field": "messages[0].parts"}
     request = pb.CountTokensRequest(model="tiny", texts=["x"] * 1025)
     assert await refused(stub.CountTokens(request), "BAD_MESSAGES") == {"field": "texts"}
 
