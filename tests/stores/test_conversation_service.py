@@ -1,144 +1,27 @@
 """The contract of the conversation store, over a real wire, PostgreSQL and Redis."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
-from typing import Any
+from datetime import timedelta
 
 import asyncpg
-import grpc
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from ulid import ULID
 
-from chatmesh.content.v1 import content_pb2
 from chatmesh.conversation.v1 import conversation_pb2 as pb
-from chatmesh.conversation.v1 import conversation_pb2_grpc as rpc
-from conversation_svc.hot_tail import HotTail
 from conversation_svc.purge import purge_once
-from conversation_svc.service import ThreadReadService, ThreadWriteService
-from conversation_svc.store import Store
-from mesh.chassis.errors import MeshError
-from tests.support.loopback import loopback
+from tests.support.conversation import (
+    World,
+    answer,
+    as_bytes,
+    message,
+    refused,
+    system,
+    user,
+)
 
-START = datetime(2026, 3, 1, tzinfo=UTC)
 KEEP = timedelta(days=30)
-
-
-class Clock:
-    """A clock that tests move; every look is a millisecond later."""
-
-    def __init__(self) -> None:
-        self.now = START
-
-    def __call__(self) -> datetime:
-        self.now += timedelta(milliseconds=1)
-        return self.now
-
-
-@dataclass
-class World:
-    """One account's view of a running conversation service."""
-
-    read: Any
-    write: Any
-    store: Store
-    hot: HotTail
-    clock: Clock
-    account: str
-
-    async def append(
-        self, thread_id: str, *messages: pb.NewMessage, request_id: str = "", **rest: Any
-    ) -> pb.AppendMessagesResponse:
-        request = pb.AppendMessagesRequest(
-            account_id=rest.pop("account_id", self.account),
-            thread_id=thread_id,
-            request_id=request_id or str(ULID()),
-            messages=messages or [user("Hello"), answer("Hi")],
-            **{"model": "m", **rest},
-        )
-        return await self.write.AppendMessages(request)
-
-    async def thread(self, *messages: pb.NewMessage) -> str:
-        thread_id = f"thr_{ULID()}"
-        await self.append(thread_id, *messages, create_if_missing=True)
-        return thread_id
-
-    async def tail(self, thread_id: str, **limits: int) -> pb.GetTailResponse:
-        return await self.read.GetTail(
-            pb.GetTailRequest(account_id=self.account, thread_id=thread_id, **limits)
-        )
-
-    async def all_messages(self, thread_id: str, page_size: int = 0) -> list[pb.Message]:
-        request = pb.ListMessagesRequest(
-            account_id=self.account, thread_id=thread_id, page_size=page_size
-        )
-        messages: list[pb.Message] = []
-        while True:
-            page = await self.read.ListMessages(request)
-            messages += page.messages
-            if not page.next_page_token:
-                return messages
-            assert page.messages
-            request.page_token = page.next_page_token
-
-    async def delete(self, thread_id: str, request_id: str = "") -> None:
-        await self.write.DeleteThread(
-            pb.DeleteThreadRequest(
-                account_id=self.account, thread_id=thread_id, request_id=request_id
-            )
-        )
-
-
-def message(role: int, content: str, tokens: int = 1) -> pb.NewMessage:
-    return pb.NewMessage(role=content_pb2.Role.ValueType(role), content=content, token_count=tokens)
-
-
-def user(content: str, tokens: int = 1) -> pb.NewMessage:
-    return message(content_pb2.ROLE_USER, content, tokens)
-
-
-def system(content: str, tokens: int = 1) -> pb.NewMessage:
-    return message(content_pb2.ROLE_SYSTEM, content, tokens)
-
-
-def answer(content: str, tokens: int = 1) -> pb.NewMessage:
-    result = message(content_pb2.ROLE_ASSISTANT, content, tokens)
-    result.finish_reason, result.model = "stop", "m"
-    return result
-
-
-@pytest.fixture
-async def world(
-    postgres_dsn_for: Callable[[str], str], redis_url: str, fresh_id: Callable[[str], str]
-) -> AsyncIterator[World]:
-    store = await Store.connect(postgres_dsn_for("conversation"), 6)
-    hot = HotTail.connect(redis_url, 60)
-    clock = Clock()
-    servicers = [
-        (rpc.add_ThreadReadServiceServicer_to_server, ThreadReadService(store, hot)),
-        (rpc.add_ThreadWriteServiceServicer_to_server, ThreadWriteService(store, hot, clock)),
-    ]
-    async with loopback(servicers) as channel:
-        read, write = rpc.ThreadReadServiceStub(channel), rpc.ThreadWriteServiceStub(channel)
-        yield World(read, write, store, hot, clock, fresh_id("acc_"))
-    await hot.close()
-    await store.close()
-
-
-async def refused(call: Any, reason: str, code: str) -> dict[str, str]:
-    with pytest.raises(grpc.aio.AioRpcError) as caught:
-        await call
-    error = MeshError.from_rpc(caught.value)
-    assert (error.reason, error.code.name) == (reason, code)
-    assert error.message
-    return error.metadata
-
-
-def as_bytes(message: Any) -> bytes:
-    return message.SerializeToString(deterministic=True)
 
 
 async def test_create_read_rename(world: World) -> None:
@@ -157,71 +40,6 @@ async def test_create_read_rename(world: World) -> None:
     assert renamed.thread.title == "Rye"
     assert (await world.read.GetThread(get)).thread == renamed.thread
     assert renamed.thread.update_time == thread.update_time  # time of the last message
-
-
-async def test_update_changes_what_is_given(world: World) -> None:
-    thread_id = await world.thread()
-    named = {"account_id": world.account, "thread_id": thread_id}
-    before = (await world.read.GetThread(pb.GetThreadRequest(**named))).thread
-    assert not before.background
-
-    async def update(**changes: Any) -> pb.Thread:
-        return (await world.write.UpdateThread(pb.UpdateThreadRequest(**named, **changes))).thread
-
-    first = await update(background=True, request_id="u")
-    assert (first.background, first.title) == (True, before.title)
-    assert (await update(title=" Rye\n")).title == "Rye"
-    both = await update(title="Spelt", background=False)
-    assert (both.background, both.title) == (False, "Spelt")
-    again = await update(background=True, request_id="u")
-    assert as_bytes(again) == as_bytes(first)
-    assert (await world.read.GetThread(pb.GetThreadRequest(**named))).thread == both
-    await refused(update(background=False, request_id="u"), "REQUEST_REUSED", "ALREADY_EXISTS")
-    assert await refused(update(), "BAD_REQUEST", "INVALID_ARGUMENT") == {"field": "title"}
-    assert await refused(update(title=""), "BAD_REQUEST", "INVALID_ARGUMENT") == {"field": "title"}
-    named["account_id"] = "acc_other"
-    await refused(update(background=True), "THREAD_NOT_FOUND", "NOT_FOUND")
-
-
-async def test_background_survives_an_append_and_comes_with_the_tail(world: World) -> None:
-    thread_id = await world.thread()
-    assert not (await world.tail(thread_id)).thread.background
-    named = {"account_id": world.account, "thread_id": thread_id}
-    await world.write.UpdateThread(pb.UpdateThreadRequest(**named, background=True))
-    assert (await world.tail(thread_id)).thread.background  # although the hot copy is older
-    assert (await world.append(thread_id)).thread.background
-    assert (await world.tail(thread_id)).thread.background
-    await world.write.RenameThread(pb.RenameThreadRequest(**named, title="x"))
-    (listed,) = (
-        await world.read.ListThreads(pb.ListThreadsRequest(account_id=world.account))
-    ).threads
-    assert (listed.background, listed.title) == (True, "x")
-
-
-async def test_an_end_is_stored_whichever_way_it_is_said(world: World) -> None:
-    by_word, by_number, unknown, both = answer("a"), answer("b"), answer("c"), answer("d")
-    by_number.finish_reason, by_number.finish = "", content_pb2.FINISH_REASON_LENGTH
-    unknown.finish_reason = "tired"
-    both.finish_reason, both.finish = "stop", content_pb2.FINISH_REASON_STOP
-    thread_id = await world.thread(user("q"), by_word, by_number, unknown, both)
-    stored = await world.all_messages(thread_id)
-    assert [(each.finish_reason, each.finish) for each in stored] == [
-        ("", content_pb2.FINISH_REASON_UNSPECIFIED),
-        ("stop", content_pb2.FINISH_REASON_STOP),
-        ("length", content_pb2.FINISH_REASON_LENGTH),
-        ("tired", content_pb2.FINISH_REASON_UNSPECIFIED),
-        ("stop", content_pb2.FINISH_REASON_STOP),
-    ]
-
-
-async def test_parts_are_refused_not_lost(world: World) -> None:
-    made = user("x")
-    made.parts.add(text="x")
-    metadata = await refused(
-        world.append(f"thr_{ULID()}", user("a"), made, create_if_missing=True),
-        *("BAD_REQUEST", "INVALID_ARGUMENT"),
-    )
-    assert metadata == {"field": "messages[1].parts"}
 
 
 async def test_append_makes_the_thread_and_counts(world: World) -> None:
