@@ -5,6 +5,8 @@ from pathlib import Path
 from pydantic import Field
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from chatmesh.content.v1 import content_pb2
+
 
 class Settings(BaseSettings):
     """Settings of the meter; each BILLING_… unless it names another."""
@@ -33,10 +35,10 @@ class Settings(BaseSettings):
 
     @property
     def budgets(self) -> dict[int, int]:
-        """Default monthly budget by number of billing.v1.Tier."""
+        """Default monthly budget by number of content.v1.Tier."""
         return {
-            1: self.budget_free_nanousd,
-            2: self.budget_pro_nanousd,
-            3: self.budget_enterprise_nanousd,
-            4: self.budget_admin_nanousd,
+            content_pb2.TIER_FREE: self.budget_free_nanousd,
+            content_pb2.TIER_PRO: self.budget_pro_nanousd,
+            content_pb2.TIER_ENTERPRISE: self.budget_enterprise_nanousd,
+            content_pb2.TIER_ADMIN: self.budget_admin_nanousd,
         }

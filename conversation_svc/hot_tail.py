@@ -18,8 +18,9 @@ from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.exceptions import RedisError
 
+from chatmesh.content.v1.content_pb2 import ROLE_SYSTEM
 from chatmesh.conversation.v1 import conversation_pb2 as pb
-from conversation_svc.thread import ROLE_SYSTEM, Message, Tail, Thread, utf8_length
+from conversation_svc.thread import Message, Tail, Thread, utf8_length
 from conversation_svc.wire import tail_from_proto, tail_to_proto
 
 MESSAGE_COUNT_MAX = 256

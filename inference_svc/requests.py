@@ -5,6 +5,7 @@ from collections.abc import Iterator
 
 import grpc
 
+from chatmesh.content.v1 import content_pb2
 from chatmesh.inference.v1 import inference_pb2
 from inference_svc.engine.protocol import (
     EngineRequest,
@@ -110,7 +111,7 @@ def _sampling(request: inference_pb2.GenerateRequest) -> Sampling:
     )
 
 
-def _response_format(asked: inference_pb2.ResponseFormat) -> ResponseFormat | None:
+def _response_format(asked: content_pb2.ResponseFormat) -> ResponseFormat | None:
     match asked.WhichOneof("format"):
         case "json_object" if asked.json_object:
             return ResponseFormat(FormatKind.JSON_OBJECT)
@@ -195,7 +196,7 @@ def _stop_faults(
 
 
 def _sampling_faults(
-    sampling: inference_pb2.SamplingParams, model: ModelFolder
+    sampling: content_pb2.Sampling, model: ModelFolder
 ) -> Iterator[tuple[str, str]]:
     # Written so that NaN, which compares false with everything, is a fault too.
     top_p = sampling.top_p if sampling.HasField("top_p") else 1.0

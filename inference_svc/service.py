@@ -9,13 +9,13 @@ from typing import Any, TypeAlias
 import grpc
 from prometheus_client import Histogram
 
+from chatmesh.content.v1 import content_pb2
 from chatmesh.inference.v1 import inference_pb2, inference_pb2_grpc
 from inference_svc.engine.protocol import (
     BLOCK_TOKEN_COUNT,
     Engine,
     EngineLoad,
     Finish,
-    FinishReason,
     TokenLogprobs,
 )
 from inference_svc.engine.stream import Counts, Delta, TokenStream
@@ -25,6 +25,7 @@ from inference_svc.model_folder import ModelFolder
 from inference_svc.requests import bad_request, engine_request
 from inference_svc.usage import MeterLabel
 from mesh.chassis import deadlines
+from mesh.chassis.enums import words_of
 from mesh.chassis.errors import MeshError
 
 # A message with this many tokens does not wait for more: its cost a token is small already.
@@ -35,11 +36,7 @@ LOAD_SILENCE_S_MAX = 1.0
 
 Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 
-_FINISH_REASONS = {
-    FinishReason.STOP: inference_pb2.FINISH_REASON_STOP,
-    FinishReason.LENGTH: inference_pb2.FINISH_REASON_LENGTH,
-    FinishReason.CANCELLED: inference_pb2.FINISH_REASON_CANCELLED,
-}
+_FINISH_REASONS = {word: number for number, word in words_of(content_pb2.FinishReason).items()}
 _first_token = Histogram(
     "chatmesh_inference_first_token_seconds",
     "From the arrival of a request to its first token",
@@ -171,7 +168,7 @@ def _finished(finish: Finish, prompt_count: int, counts: Counts) -> inference_pb
         output_token_count=counts.output,
     )
     return inference_pb2.Finished(
-        finish_reason=_FINISH_REASONS[finish.reason],
+        finish_reason=_FINISH_REASONS[finish.reason.value],
         usage=usage,
         stop_string=finish.stop_string,
         text=finish.text,

@@ -30,7 +30,6 @@ from mesh.home import Home
 from mesh.operator import CALL_TIMEOUT_S, Operator, describe
 
 DOWN_TIMEOUT_S = 60.0
-TIERS = ("free", "pro", "enterprise", "admin")
 NANO = 1_000_000_000  # money travels in billionths of a dollar
 
 Command = Callable[[Home, argparse.Namespace], Awaitable[int]]
@@ -131,7 +130,7 @@ async def _accounts(admin: Any) -> Any:
 def _key_row(account: billing_pb2.Account, key: billing_pb2.Key) -> dict[str, str]:
     return {
         "account": account.id,
-        "tier": billing_pb2.Tier.Name(account.tier).removeprefix("TIER_").lower(),
+        "tier": credentials.TIER_WORDS.get(account.tier, str(account.tier)),
         "country": account.jurisdiction,
         "key": key.id,
         "prefix": key.prefix,
@@ -239,7 +238,7 @@ def parser() -> argparse.ArgumentParser:
     added.add_argument("--json", action="store_true")
     keys = verbs.add_parser("keys", help="API keys").add_subparsers(required=True)
     added = verb(keys, "create", keys_create, "make an account and a key, print the secret")
-    added.add_argument("--tier", choices=TIERS, default="free")
+    added.add_argument("--tier", choices=list(credentials.TIERS), default="free")
     added.add_argument("--name", default="made with mesh.ctl")
     added.add_argument("--account", default="", help="add a key to this account instead")
     added.add_argument("--jurisdiction", default="", help="country whose rules hold, such as DE")

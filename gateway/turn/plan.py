@@ -223,7 +223,7 @@ def _stored(ask: Ask, caller: Caller, found: _Found) -> pb.TurnPlan:
         messages=_kept(ask.messages, prompt) if thread.id else (),
         dropped_message_count=prompt.dropped_message_count,
         policy_version=found.screened.policy_version,
-        background=bool(ask.background),
+        background=found.thread.background if ask.background is None else ask.background,
         include_usage=ask.include_usage,
         safe_text=found.screened.safe_text,
         safe_category=found.screened.category,

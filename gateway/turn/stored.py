@@ -8,12 +8,9 @@ from dataclasses import dataclass
 
 from chatmesh.chat.v1 import chat_pb2 as chat
 from chatmesh.gateway.v1 import journal_pb2 as pb
+from gateway.content import FINISH_REASONS, FINISH_WORDS
 from gateway.turn.answer import Answer, HeldFrame
 from gateway.turn.domain import (
-    FINISH_CANCELLED,
-    FINISH_CONTENT_FILTER,
-    FINISH_LENGTH,
-    FINISH_STOP,
     ChoiceFinished,
     Event,
     Failed,
@@ -24,14 +21,6 @@ from gateway.turn.domain import (
     Usage,
 )
 from gateway.turn.events import Numbered
-
-FINISH_REASONS = {
-    FINISH_STOP: chat.FINISH_REASON_STOP,
-    FINISH_LENGTH: chat.FINISH_REASON_LENGTH,
-    FINISH_CONTENT_FILTER: chat.FINISH_REASON_CONTENT_FILTER,
-    FINISH_CANCELLED: chat.FINISH_REASON_CANCELLED,
-}
-FINISH_REASON_NAMES = {value: name for name, value in FINISH_REASONS.items()}
 
 
 @dataclass(slots=True)
@@ -157,7 +146,7 @@ def event_of_stored(stored: pb.JournalEvent, started: Started) -> Event:
         return TextDelta(found.choice_index, found.text, found.token_count, logprobs)
     if kind == "choice_finished":
         ended = stored.choice_finished
-        reason = FINISH_REASON_NAMES[ended.finish_reason]
+        reason = FINISH_WORDS[ended.finish_reason]
         return ChoiceFinished(
             ended.choice_index, reason, ended.filter_category, ended.filter_offset
         )

@@ -4,19 +4,15 @@ from collections.abc import Sequence
 
 import grpc
 
+from chatmesh.content.v1 import content_pb2
 from chatmesh.tokenizer.v1 import tokenizer_pb2 as pb
 from chatmesh.tokenizer.v1 import tokenizer_pb2_grpc
 from gateway import errors
+from gateway.content import ROLES
 from gateway.turn.domain import Message, ModelInfo, Prompt
 from gateway.upstreams.failures import translated
 from mesh.chassis.errors import MeshError
 
-ROLES = {
-    "system": pb.ROLE_SYSTEM,
-    "user": pb.ROLE_USER,
-    "assistant": pb.ROLE_ASSISTANT,
-    "tool": pb.ROLE_TOOL,
-}
 # When the client left the length open, at most this part of the context is kept for the answer.
 ANSWER_ROOM_DIVISOR = 4
 
@@ -45,7 +41,7 @@ class Tokenizer:
         request = pb.EncodeRequest(
             model=model.id,
             messages=[
-                pb.Message(role=ROLES[each.role], content=each.content, name=each.name)
+                content_pb2.Message(role=ROLES[each.role], content=each.content, name=each.name)
                 for each in messages
             ],
             max_tokens=max_tokens or self._room(model),

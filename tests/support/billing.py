@@ -19,6 +19,7 @@ from billing_svc.settings import Settings
 from billing_svc.store import Store
 from chatmesh.billing.v1 import billing_pb2 as pb
 from chatmesh.billing.v1 import billing_pb2_grpc as rpc
+from chatmesh.content.v1 import content_pb2
 from tests.support.loopback import loopback
 
 PRICES = """
@@ -35,7 +36,7 @@ class Meter:
 
     def __init__(self, channel: grpc.aio.Channel, store: Store) -> None:
         self.now = START
-        self.store = store
+        self.channel, self.store = channel, store
         self.quota_store, self.ledger_store = QuotaStore(store), LedgerStore(store)
         self.keys = rpc.KeyServiceStub(channel)
         self.admin = rpc.AccountAdminServiceStub(channel)
@@ -49,7 +50,7 @@ class Meter:
     async def account(self, budget_nanousd: int = -1) -> str:
         """A new account's id."""
         request = pb.CreateAccountRequest(
-            name="test", tier=pb.TIER_PRO, monthly_budget_nanousd=budget_nanousd
+            name="test", tier=content_pb2.TIER_PRO, monthly_budget_nanousd=budget_nanousd
         )
         return (await self.admin.CreateAccount(request)).account.id
 

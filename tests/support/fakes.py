@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 import grpc
 
 from chatmesh.billing.v1 import billing_pb2, billing_pb2_grpc
+from chatmesh.content.v1 import content_pb2
 from chatmesh.conversation.v1 import conversation_pb2, conversation_pb2_grpc
 from chatmesh.inference.v1 import inference_pb2, inference_pb2_grpc
 from chatmesh.safety.v1 import safety_pb2, safety_pb2_grpc
@@ -129,6 +130,8 @@ class FakeConversation(
         self.threads: dict[tuple[str, str], list[conversation_pb2.NewMessage]] = {}
         self.appended: list[conversation_pb2.AppendMessagesRequest] = []
         self.stored = asyncio.Event()
+        # What owners asked for, by thread.
+        self.background: dict[str, bool] = {}
 
     def _of(self, request) -> list[conversation_pb2.NewMessage]:
         try:
@@ -136,9 +139,9 @@ class FakeConversation(
         except KeyError:
             raise failure(grpc.StatusCode.NOT_FOUND, "THREAD_NOT_FOUND") from None
 
-    @staticmethod
-    def _thread(thread_id: str) -> conversation_pb2.Thread:
+    def _thread(self, thread_id: str) -> conversation_pb2.Thread:
         thread = conversation_pb2.Thread(id=thread_id, title="A title", model=MODEL)
+        thread.background = self.background.get(thread_id, False)
         thread.create_time.FromSeconds(1_700_000_000)
         thread.update_time.FromSeconds(1_700_000_100)
         thread.total_token_count = 12
@@ -176,6 +179,7 @@ class FakeConversation(
                 token_count=each.token_count,
                 turn_id="T",
                 finish_reason=each.finish_reason,
+                finish=each.finish,
                 model=each.model,
             )
             message.create_time.FromSeconds(1_700_000_000 + index)
@@ -190,6 +194,14 @@ class FakeConversation(
         self.appended.append(request)
         self.stored.set()
         return conversation_pb2.AppendMessagesResponse(thread=self._thread(request.thread_id))
+
+    async def UpdateThread(self, request, context):
+        self._of(request)
+        if request.HasField("background"):
+            self.background[request.thread_id] = request.background
+        thread = self._thread(request.thread_id)
+        thread.title = request.title or thread.title
+        return conversation_pb2.UpdateThreadResponse(thread=thread)
 
     async def RenameThread(self, request, context):
         self._of(request)
@@ -311,7 +323,7 @@ class Script:
 
     # One entry a message: its text, one token each word (at least one).
     frames: list[str] = field(default_factory=lambda: ["Hello", " wide", " world", "."])
-    finish: "inference_pb2.FinishReason.ValueType" = inference_pb2.FINISH_REASON_STOP
+    finish: "content_pb2.FinishReason.ValueType" = content_pb2.FINISH_REASON_STOP
     # After so many frames of an attempt this is raised.
     break_after: int | None = None
     error: MeshError | None = None

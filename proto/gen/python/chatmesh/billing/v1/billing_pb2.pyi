@@ -6,6 +6,7 @@ Contract of the meter: accounts, keys, holds on budgets, usage and the ledger.
 Billing never sees text. Money is in nano-US-dollars (1e-9 USD) as int64.
 """
 
+from chatmesh.content.v1 import content_pb2 as _content_pb2
 from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import duration_pb2 as _duration_pb2
@@ -84,38 +85,6 @@ REASON_STORE_UNAVAILABLE: Reason.ValueType  # 11
 """PostgreSQL does not answer."""
 Global___Reason: _TypeAlias = Reason  # noqa: Y015
 
-class _Tier:
-    ValueType = _typing.NewType("ValueType", _builtins.int)
-    V: _TypeAlias = ValueType  # noqa: Y015
-
-class _TierEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Tier.ValueType], _builtins.type):
-    DESCRIPTOR: _descriptor.EnumDescriptor
-    TIER_UNSPECIFIED: _Tier.ValueType  # 0
-    """Refused."""
-    TIER_FREE: _Tier.ValueType  # 1
-    """10 requests a minute."""
-    TIER_PRO: _Tier.ValueType  # 2
-    """60 requests a minute."""
-    TIER_ENTERPRISE: _Tier.ValueType  # 3
-    """600 requests a minute."""
-    TIER_ADMIN: _Tier.ValueType  # 4
-    """The people who run the system: no request limit."""
-
-class Tier(_Tier, metaclass=_TierEnumTypeWrapper):
-    """Tier is what an account pays for; it chooses limits and policies."""
-
-TIER_UNSPECIFIED: Tier.ValueType  # 0
-"""Refused."""
-TIER_FREE: Tier.ValueType  # 1
-"""10 requests a minute."""
-TIER_PRO: Tier.ValueType  # 2
-"""60 requests a minute."""
-TIER_ENTERPRISE: Tier.ValueType  # 3
-"""600 requests a minute."""
-TIER_ADMIN: Tier.ValueType  # 4
-"""The people who run the system: no request limit."""
-Global___Tier: _TypeAlias = Tier  # noqa: Y015
-
 class _UsageKind:
     ValueType = _typing.NewType("ValueType", _builtins.int)
     V: _TypeAlias = ValueType  # noqa: Y015
@@ -160,7 +129,7 @@ class Account(_message.Message):
     """"acc_" and a ULID."""
     name: _builtins.str
     """A name for people; at most 200 characters."""
-    tier: Global___Tier.ValueType
+    tier: _content_pb2.Tier.ValueType
     """Its tier."""
     monthly_budget_nanousd: _builtins.int
     """What it may spend in a calendar month (UTC). -1: no limit."""
@@ -175,7 +144,7 @@ class Account(_message.Message):
         *,
         id: _builtins.str = ...,
         name: _builtins.str = ...,
-        tier: Global___Tier.ValueType = ...,
+        tier: _content_pb2.Tier.ValueType = ...,
         monthly_budget_nanousd: _builtins.int = ...,
         create_time: _timestamp_pb2.Timestamp | None = ...,
         jurisdiction: _builtins.str = ...,
@@ -311,7 +280,7 @@ class ResolveSubjectRequest(_message.Message):
     """The token's issuer (iss)."""
     subject: _builtins.str
     """The token's subject (sub)."""
-    tier: Global___Tier.ValueType
+    tier: _content_pb2.Tier.ValueType
     """Tier that the token's role names; given to an account that is made, and to the existing one
     when it differs.
     """
@@ -320,7 +289,7 @@ class ResolveSubjectRequest(_message.Message):
         *,
         issuer: _builtins.str = ...,
         subject: _builtins.str = ...,
-        tier: Global___Tier.ValueType = ...,
+        tier: _content_pb2.Tier.ValueType = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
@@ -369,7 +338,7 @@ class CreateAccountRequest(_message.Message):
     """Makes the call repeatable."""
     name: _builtins.str
     """A name for people."""
-    tier: Global___Tier.ValueType
+    tier: _content_pb2.Tier.ValueType
     """Its tier."""
     monthly_budget_nanousd: _builtins.int
     """What it may spend in a month; absent: the tier's default."""
@@ -380,7 +349,7 @@ class CreateAccountRequest(_message.Message):
         *,
         request_id: _builtins.str = ...,
         name: _builtins.str = ...,
-        tier: Global___Tier.ValueType = ...,
+        tier: _content_pb2.Tier.ValueType = ...,
         monthly_budget_nanousd: _builtins.int | None = ...,
         jurisdiction: _builtins.str = ...,
     ) -> None: ...
