@@ -12,6 +12,7 @@ from gateway.admission.keys import Keys
 from gateway.admission.rate import RateLimiter
 from gateway.admission.service import Admission
 from gateway.admission.tokens import Tokens
+from gateway.context.source import OperatorPromptsFile
 from gateway.settings import Settings
 from gateway.turn.background import Background
 from gateway.upstreams.pool import Pool
@@ -26,7 +27,15 @@ async def start(node: Node) -> None:
     settings = Settings()  # type: ignore[call-arg]  # the environment fills it
     background = Background(settings.turn.conclude_duration_s_max)
     pool = Pool()
-    services = wire(settings.turn, settings.default_model, node.channel_to, pool, background)
+    prompts = OperatorPromptsFile(settings.operator_prompts_file)
+    services = wire(
+        settings.turn,
+        settings.default_model,
+        node.channel_to,
+        pool,
+        background,
+        operator_prompts=prompts,
+    )
     client = redis.asyncio.Redis.from_url(
         settings.redis_url,
         socket_connect_timeout=settings.admission.rate_timeout_s,
@@ -37,12 +46,14 @@ async def start(node: Node) -> None:
     admission = Admission(keys, Tokens(settings.jwt), RateLimiter(client, settings.admission))
     views = node.watch_instances("inference")
     watching = asyncio.create_task(watch(pool, services.inference, views))
+    following = asyncio.create_task(prompts.follow())
     try:
         await node.serve(_registrations(services, admission))
         await background.finish()
     finally:
         watching.cancel()
-        await asyncio.wait([watching])
+        following.cancel()
+        await asyncio.wait([watching, following])
         await client.aclose()
 
 

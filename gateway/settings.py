@@ -92,6 +92,10 @@ class Settings(BaseSettings):
     redis_url: str = Field(validation_alias=AliasChoices("REDIS_URL", "redis_url"))
     # Answers requests that name no model; empty: the first by name.
     default_model: str = Field(default="", validation_alias="GATEWAY_DEFAULT_MODEL")
+    # What the operator says to the models (`context/operator.py`); read again when it changes.
+    operator_prompts_file: Path | None = Field(
+        default=None, validation_alias="GATEWAY_OPERATOR_PROMPTS_FILE"
+    )
     turn: TurnLimits = Field(default_factory=TurnLimits)
     jwt: JwtSettings = Field(default_factory=JwtSettings)
     admission: AdmissionSettings = Field(default_factory=AdmissionSettings)

@@ -5,6 +5,8 @@ from dataclasses import dataclass
 
 import grpc
 
+from gateway.context.builder import ContextBuilder
+from gateway.context.source import OperatorPromptsFile
 from gateway.faces.openai.service import OpenAIService
 from gateway.faces.typed import ChatService, ConversationService, UsageService
 from gateway.settings import TurnLimits
@@ -39,16 +41,19 @@ def wire(
     channel_to: Callable[[str], grpc.aio.Channel],
     pool: Pool,
     background: Background,
+    *,
+    operator_prompts: OperatorPromptsFile,
 ) -> Services:
     """The servicers over `channel_to(service)`."""
     billing = Billing(channel_to("billing"))
     conversation = Conversation(channel_to("conversation"))
     inference = Inference(channel_to("inference"))
+    tokenizer = Tokenizer(channel_to("tokenizer"), limits.answer_room_token_count)
     up = Upstreams(
         catalogue=Catalogue(inference, pool, default_model),
         threads=Threads(conversation),
+        context=ContextBuilder(tokenizer, operator_prompts),
         safety=Safety(channel_to("safety"), limits),
-        tokenizer=Tokenizer(channel_to("tokenizer"), limits.answer_room_token_count),
         recorder=Recorder(billing, conversation, background, limits),
         generator=Generator(inference, pool, limits),
         limits=limits,

@@ -11,6 +11,7 @@ from chatmesh.billing.v1 import billing_pb2
 from chatmesh.chat.v1 import chat_pb2 as pb
 from chatmesh.chat.v1 import chat_pb2_grpc
 from chatmesh.conversation.v1 import conversation_pb2
+from gateway.context.parts import HISTORY, MESSAGES
 from gateway.errors import bad_parameter
 from gateway.faces.identity import caller_of
 from gateway.faces.openai.errors import public_error
@@ -22,6 +23,7 @@ from gateway.turn.domain import (
     ChoiceFinished,
     Delta,
     Event,
+    LeftOut,
     Logprob,
     Message,
     ModelInfo,
@@ -44,6 +46,10 @@ FINISH_REASONS = {
     FINISH_STOP: pb.FINISH_REASON_STOP,
     FINISH_LENGTH: pb.FINISH_REASON_LENGTH,
     FINISH_CONTENT_FILTER: pb.FINISH_REASON_CONTENT_FILTER,
+}
+PARTS = {
+    HISTORY.name: pb.PROMPT_PART_HISTORY,
+    MESSAGES.name: pb.PROMPT_PART_MESSAGES,
 }
 USER_LENGTH_MAX = 256
 TITLE_LENGTH_MAX = 200
@@ -109,6 +115,7 @@ def response_of(sequence: int, event: Event) -> pb.ChatResponse:
             model=event.model.id,
             conversation_id=event.conversation_id,
             dropped_message_count=event.dropped_message_count,
+            left_out=map(_left_out, event.left_out),
         )
         return pb.ChatResponse(sequence=sequence, started=started)
     if isinstance(event, ChoiceFinished):
@@ -126,6 +133,12 @@ def response_of(sequence: int, event: Event) -> pb.ChatResponse:
         completion_token_count=event.usage.completion_token_count,
     )
     return pb.ChatResponse(sequence=sequence, finished=pb.TurnFinished(usage=usage))
+
+
+def _left_out(entry: LeftOut) -> pb.LeftOut:
+    return pb.LeftOut(
+        part=PARTS[entry.part], message_count=entry.message_count, token_count=entry.token_count
+    )
 
 
 def _logprobs(entry: Logprob) -> pb.PositionLogprobs:

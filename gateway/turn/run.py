@@ -6,6 +6,8 @@ from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
+from gateway.context.builder import ContextBuilder
+from gateway.context.parts import MESSAGES
 from gateway.settings import TurnLimits
 from gateway.turn.checks import check
 from gateway.turn.choice import Choice, choosing
@@ -27,7 +29,6 @@ from gateway.turn.threads import Threads
 from gateway.upstreams.catalogue import Catalogue
 from gateway.upstreams.inference import Job
 from gateway.upstreams.safety import Safety, Screened
-from gateway.upstreams.tokenizer import Tokenizer
 
 T = TypeVar("T")
 # A turn that another gateway adopts will carry another epoch; today every turn ends where it began.
@@ -40,8 +41,8 @@ class Upstreams:
 
     catalogue: Catalogue
     threads: Threads
+    context: ContextBuilder
     safety: Safety
-    tokenizer: Tokenizer
     recorder: Recorder
     generator: Generator
     limits: TurnLimits
@@ -61,10 +62,10 @@ async def turn(ask: Ask, caller: Caller, up: Upstreams) -> AsyncGenerator[Event,
     model = await up.catalogue.find(ask.model)
     ask = replace(ask, model=model.id)
     thread = await up.threads.open(ask, caller, model)
-    messages = [*thread.history, *ask.messages]
-    async with running(up.safety.screen_prompt(caller, messages)) as screening:
+    context = await up.context.build(model, caller, thread.history, ask.messages)
+    async with running(up.safety.screen_prompt(caller, context.screened)) as screening:
         limit = up.limits.answer_token_count_max[caller.tier]
-        prompt = await up.tokenizer.encode(model, messages, ask.max_tokens, limit)
+        prompt = await up.context.encode(context, ask.max_tokens, limit)
         async with up.recorder.recorded(ask, caller, thread, prompt) as record:
             screened = await screening
             if screened.safe_text:
@@ -72,10 +73,9 @@ async def turn(ask: Ask, caller: Caller, up: Upstreams) -> AsyncGenerator[Event,
                     yield event
                 return
             if screened.masked:  # the model reads, and the thread keeps, the masked messages
-                ask = replace(ask, messages=screened.masked[len(thread.history) :])
-                prompt = await up.tokenizer.encode(
-                    model, screened.masked, ask.max_tokens, prompt.max_tokens
-                )
+                context = context.masked(screened.masked)
+                ask = replace(ask, messages=context.of(MESSAGES))
+                prompt = await up.context.encode(context, ask.max_tokens, prompt.max_tokens)
                 await up.recorder.mask(record, ask, prompt)
             choices = [
                 Choice(
@@ -89,7 +89,9 @@ async def turn(ask: Ask, caller: Caller, up: Upstreams) -> AsyncGenerator[Event,
             ]
             async with choosing(choices) as run, aclosing(run.events()) as events:
                 await run.accepted()
-                yield Started(caller.turn_id, model, thread.id, prompt.dropped_message_count)
+                left_out = context.left_out(prompt.dropped_message_count)
+                dropped = sum(each.message_count for each in left_out)
+                yield Started(caller.turn_id, model, thread.id, dropped, left_out)
                 async for event in events:
                     yield event
     yield Finished(usage_of(prompt, record.answers))

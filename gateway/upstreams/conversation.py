@@ -1,7 +1,7 @@
 """The memory: threads and their messages, each account's its own."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import grpc
 
@@ -20,6 +20,18 @@ ROLE_NAMES = {value: name for name, value in ROLES.items()}
 
 
 @dataclass(frozen=True, slots=True)
+class History:
+    """What was said in a thread: its newest messages, oldest first, and all its system messages."""
+
+    messages: Sequence[Message] = ()
+    # Tokens of each message as it was stored; 0: not counted then.
+    token_counts: Sequence[int] = ()
+    # Older messages that were left where they are, and their tokens.
+    omitted_message_count: int = 0
+    omitted_token_count: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class Thread:
     """Where a turn is kept, and what was said there before."""
 
@@ -27,7 +39,7 @@ class Thread:
     id: str = ""
     # The thread does not exist yet.
     is_new: bool = False
-    history: Sequence[Message] = ()
+    history: History = field(default_factory=History)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,10 +60,8 @@ class Conversation:
         self._read = conversation_pb2_grpc.ThreadReadServiceStub(channel)
         self._write = conversation_pb2_grpc.ThreadWriteServiceStub(channel)
 
-    async def history(
-        self, caller: Caller, thread_id: str, token_count_max: int
-    ) -> Sequence[Message]:
-        """The newest messages of a thread, oldest first.
+    async def history(self, caller: Caller, thread_id: str, token_count_max: int) -> History:
+        """The newest messages of a thread that have at most so many tokens.
 
         Raises:
             MeshError: CONVERSATION_NOT_FOUND, also for another account's.
@@ -61,7 +71,14 @@ class Conversation:
         )
         with translated("conversation"):
             tail = await self._read.GetTail(request)
-        return [Message(ROLE_NAMES[each.role], each.content) for each in tail.messages]
+        counts = [each.token_count for each in tail.messages]
+        omitted = tail.omitted_message_count
+        return History(
+            messages=[Message(ROLE_NAMES[each.role], each.content) for each in tail.messages],
+            token_counts=counts,
+            omitted_message_count=omitted,
+            omitted_token_count=max(0, tail.thread.total_token_count - sum(counts)) * bool(omitted),
+        )
 
     async def append(
         self, caller: Caller, thread: Thread, model: str, messages: Sequence[NewMessage]

@@ -11,6 +11,7 @@ from google.api import httpbody_pb2
 
 from chatmesh.chat.v1 import chat_pb2_grpc
 from chatmesh.gateway.v1 import gateway_pb2, gateway_pb2_grpc
+from gateway.context.source import OperatorPromptsFile
 from gateway.settings import TurnLimits
 from gateway.turn.background import Background
 from gateway.upstreams.pool import Pool
@@ -128,13 +129,18 @@ async def serving(registrations) -> AsyncIterator[grpc.aio.Channel]:
 
 
 @contextlib.asynccontextmanager
-async def running_gateway(fakes: Fakes | None = None, **limits: Any) -> AsyncIterator[Gateway]:
+async def running_gateway(
+    fakes: Fakes | None = None, prompts: OperatorPromptsFile | None = None, **limits: Any
+) -> AsyncIterator[Gateway]:
     fakes = fakes or Fakes()
+    prompts = prompts or OperatorPromptsFile(None)
     pool = Pool()
     background = Background(limit_s=5)
     async with loopback(fakes.registrations()) as upstream:
         settings = TurnLimits(**({"node_backoff_s": 0.001, "safety_backoff_s": 0.001} | limits))
-        services = wire(settings, "", lambda service: upstream, pool, background)
+        services = wire(
+            settings, "", lambda service: upstream, pool, background, operator_prompts=prompts
+        )
         registrations = [
             (gateway_pb2_grpc.add_OpenAIServiceServicer_to_server, services.openai),
             (chat_pb2_grpc.add_ChatServiceServicer_to_server, services.chat),

@@ -10,7 +10,16 @@ from json.encoder import encode_basestring
 from typing import Any
 
 from gateway.faces.openai.errors import error_body
-from gateway.turn.domain import ChoiceFinished, Delta, Event, Finished, Logprob, Started, Usage
+from gateway.turn.domain import (
+    ChoiceFinished,
+    Delta,
+    Event,
+    Finished,
+    LeftOut,
+    Logprob,
+    Started,
+    Usage,
+)
 from mesh.chassis.errors import MeshError
 
 DONE = b"data: [DONE]\n\n"
@@ -57,9 +66,11 @@ class ChunkWriter:
         self._head = "data: " + _dumps(head)[:-1] + ',"choices":['
         self._tail = '],"usage":null}\n\n' if self._include_usage else "]}\n\n"
         role = '"delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":null}'
-        return "".join(
-            self._frame(sequence, f'{{"index":{index},{role}') for index in range(self._n)
-        )
+        frames = [self._frame(sequence, f'{{"index":{index},{role}') for index in range(self._n)]
+        if event.left_out:
+            told = f'],"left_out":{_dumps(left_out_object(event.left_out))}'
+            frames[0] = frames[0].removesuffix(self._tail) + told + self._tail[1:]
+        return "".join(frames)
 
     def _frame(self, sequence: int, choice: str) -> str:
         return f"id: {self._turn_id}:{self._epoch}:{sequence}\n{self._head}{choice}{self._tail}"
@@ -119,7 +130,10 @@ class Completion:
             )
         ]
         head = envelope(self._started, "chat.completion", self._created)
-        return _dumps(head | {"choices": choices, "usage": usage_object(self._usage)}).encode()
+        body = head | {"choices": choices, "usage": usage_object(self._usage)}
+        if self._started.left_out:
+            body["left_out"] = left_out_object(self._started.left_out)
+        return _dumps(body).encode()
 
 
 def _filter(event: ChoiceFinished) -> dict[str, object]:
@@ -139,6 +153,15 @@ def envelope(event: Started, kind: str, created_unix_s: int) -> dict[str, object
         "system_fingerprint": event.model.fingerprint,
     }
     return head | ({"conversation_id": event.conversation_id} if event.conversation_id else {})
+
+
+def left_out_object(left_out: Sequence[LeftOut]) -> list[dict[str, object]]:
+    """What the model did not read: a field of our own. Without tokens where nobody counted them."""
+    return [
+        {"part": each.part, "messages": each.message_count}
+        | ({} if each.token_count is None else {"tokens": each.token_count})
+        for each in left_out
+    ]
 
 
 def usage_object(usage: Usage) -> dict[str, object]:
