@@ -1,8 +1,16 @@
 """What an operator may set; read from the environment, checked at start, then frozen."""
 
 from pathlib import Path
+from typing import Annotated
 
-from pydantic import AliasChoices, Field, PositiveInt, SecretStr, model_validator
+from pydantic import (
+    AliasChoices,
+    BeforeValidator,
+    Field,
+    PositiveInt,
+    SecretStr,
+    model_validator,
+)
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 HMAC_SECRET_BYTES_MIN = 32
@@ -93,8 +101,8 @@ class Settings(BaseSettings):
     # Answers requests that name no model; empty: the first by name.
     default_model: str = Field(default="", validation_alias="GATEWAY_DEFAULT_MODEL")
     # What the operator says to the models (`context/operator.py`); read again when it changes.
-    operator_prompts_file: Path | None = Field(
-        default=None, validation_alias="GATEWAY_OPERATOR_PROMPTS_FILE"
+    operator_prompts_file: Annotated[Path | None, BeforeValidator(lambda path: path or None)] = (
+        Field(default=None, validation_alias="GATEWAY_OPERATOR_PROMPTS_FILE")
     )
     turn: TurnLimits = Field(default_factory=TurnLimits)
     jwt: JwtSettings = Field(default_factory=JwtSettings)

@@ -182,8 +182,10 @@ def pieces(text: str) -> list[str]:
 
 def _fitted(part: Part, model: ModelInfo, counts: Counts) -> Part:
     budget = part.rule.budget(model.context_token_count_max)
+    if budget is None:
+        return part
     costs = _costs(part, counts)
-    if budget is None or sum(costs) <= budget:
+    if sum(costs) <= budget:
         return part
     if part.rule.overflow is Overflow.CUT:
         return _cut(part, sum(costs), counts, budget)
