@@ -1,6 +1,5 @@
 """The operator's prompts in force: a file that is followed; a bad change changes nothing."""
 
-import asyncio
 from pathlib import Path
 
 import structlog
@@ -8,9 +7,10 @@ import structlog
 from gateway import metrics
 from gateway.context.operator import OperatorPrompts, parse
 from mesh.chassis.checked_yaml import YamlError
+from mesh.chassis.followed_file import FollowedFile
 
-FILE_BYTE_COUNT_MAX = 4 << 20
 FOLLOW_INTERVAL_S = 1.0
+NO_PROMPTS = OperatorPrompts()
 
 log = structlog.get_logger()
 
@@ -24,62 +24,50 @@ class OperatorPromptsFile:
         Raises:
             YamlError: the file cannot be used.
         """
+        self._file: FollowedFile[OperatorPrompts] | None = None
+        if path is None:
+            return
+        self._file = FollowedFile(
+            path, parse=lambda text: parse(text, path.name), refused=self._refused
+        )
+        try:
+            self._file.load()
+        except (OSError, ValueError) as error:
+            raise YamlError(_problems(error, path)) from error
         self._path = path
-        self._seen = b""
-        self.current = OperatorPrompts()
-        if path is not None:
-            self._seen = _read(path)
-            self.current = _parsed(self._seen, path)
+
+    @property
+    def current(self) -> OperatorPrompts:
+        """The prompts in force."""
+        return (self._file and self._file.current) or NO_PROMPTS
 
     def refresh(self) -> bool:
         """Reads the file when it changed; True when new prompts are in force."""
-        if self._path is None:
-            return False
-        try:
-            data = _read(self._path)
-        except YamlError as error:
-            return self._refuse(b"", error)
-        if data == self._seen:
-            return False
-        try:
-            self.current = _parsed(data, self._path)
-        except YamlError as error:
-            return self._refuse(data, error)
-        self._seen = data
-        metrics.OPERATOR_PROMPTS_READS.labels("published").inc()
-        log.info("operator_prompts_published", count=self.current.count)
-        return True
+        return self._file is not None and self._file.refresh(_published)
 
     async def follow(self, interval_s: float = FOLLOW_INTERVAL_S) -> None:
         """Refreshes for ever."""
-        while self._path is not None:
-            await asyncio.sleep(interval_s)
-            self.refresh()
+        if self._file is not None:
+            await self._file.follow(interval_s, _published)
 
-    def _refuse(self, data: bytes, error: YamlError) -> bool:
-        if data != self._seen:  # told once for each change
-            metrics.OPERATOR_PROMPTS_READS.labels("refused").inc()
-            log.error("operator_prompts_refused", problems=error.problems)
-        self._seen = data
-        return False
+    def _refused(self, error: OSError | ValueError) -> None:
+        metrics.OPERATOR_PROMPTS_READS.labels("refused").inc()
+        log.error("operator_prompts_refused", problems=_problems(error, self._path))
 
 
-def _read(path: Path) -> bytes:
-    try:
-        with path.open("rb") as file:
-            data = file.read(FILE_BYTE_COUNT_MAX + 1)
-    except OSError as error:
+def _published(prompts: OperatorPrompts) -> None:
+    metrics.OPERATOR_PROMPTS_READS.labels("published").inc()
+    log.info("operator_prompts_published", count=prompts.count)
+
+
+def _problems(error: OSError | ValueError, path: Path) -> tuple[str, ...]:
+    """What is wrong with a file, with line and remedy; never its text."""
+    if isinstance(error, YamlError):
+        return error.problems
+    if isinstance(error, UnicodeDecodeError):
+        line = error.object.count(b"\n", 0, error.start) + 1
+        return (f"{path.name}:{line}: file: not UTF-8; save it as UTF-8",)
+    if isinstance(error, OSError):
         remedy = "put the file there, readable, or unset GATEWAY_OPERATOR_PROMPTS_FILE"
-        raise YamlError([f"{path}: {error.strerror}; {remedy}"]) from error
-    if len(data) > FILE_BYTE_COUNT_MAX:
-        raise YamlError([f"{path}: too large; use at most {FILE_BYTE_COUNT_MAX} bytes"])
-    return data
-
-
-def _parsed(data: bytes, path: Path) -> OperatorPrompts:
-    try:
-        text = data.decode()
-    except UnicodeDecodeError as error:
-        line = data.count(b"\n", 0, error.start) + 1
-        raise YamlError([f"{path.name}:{line}: file: not UTF-8; save it as UTF-8"]) from error
-    return parse(text, path.name)
+        return (f"{path}: {error.strerror}; {remedy}",)
+    return (str(error),)

@@ -12,8 +12,9 @@ from gateway.context.operator import (
     OperatorPrompts,
     parse,
 )
-from gateway.context.source import FILE_BYTE_COUNT_MAX, OperatorPromptsFile
+from gateway.context.source import OperatorPromptsFile
 from mesh.chassis.checked_yaml import YamlError
+from mesh.chassis.followed_file import BYTE_COUNT_MAX
 
 TODAY = date(2026, 3, 4)
 DOCUMENT = """
@@ -138,7 +139,7 @@ def test_a_file_that_goes_away_changes_nothing_until_it_is_back(tmp_path: Path):
     [
         (None, "No such file or directory; put the file there"),
         (b"default: ok\nmodels: {a: \xff}", "prompts.yaml:2: file: not UTF-8"),
-        (b"#" * (FILE_BYTE_COUNT_MAX + 1), "too large; use at most"),
+        (b"#" * (BYTE_COUNT_MAX + 1), "prompts.yaml is larger than"),
         (b'default: "{x}"', "prompts.yaml:1: default: has {x}"),
     ],
 )
