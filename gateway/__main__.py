@@ -12,6 +12,7 @@ from gateway.admission.keys import Keys
 from gateway.admission.rate import RateLimiter
 from gateway.admission.service import Admission
 from gateway.admission.tokens import Tokens
+from gateway.context.source import OperatorPromptsFile
 from gateway.settings import Settings
 from gateway.turn.background import Background
 from gateway.upstreams.journal import RedisJournal
@@ -26,6 +27,7 @@ async def start(node: Node) -> None:
     """Serves until the process is asked to end and every turn is recorded."""
     settings = Settings()  # type: ignore[call-arg]  # the environment fills it
     background, pool = Background(settings.turn.conclude_duration_s_max), Pool()
+    prompts = OperatorPromptsFile(settings.operator_prompts_file)
     client = redis.asyncio.Redis.from_url(
         settings.redis_url,
         socket_connect_timeout=settings.admission.rate_timeout_s,
@@ -33,7 +35,9 @@ async def start(node: Node) -> None:
         socket_timeout=None,
     )
     journal = RedisJournal(client, settings.turn)
-    place = Place(node.instance, settings.turn, pool, background, journal, settings.default_model)
+    place = Place(
+        node.instance, settings.turn, pool, background, journal, prompts, settings.default_model
+    )
     services = wire(place, node.channel_to)
     keys = Keys(node.channel_to("billing"), settings.admission)
     admission = Admission(keys, Tokens(settings.jwt), RateLimiter(client, settings.admission))
@@ -41,6 +45,7 @@ async def start(node: Node) -> None:
     keeping = [
         asyncio.create_task(watch(pool, services.inference, views)),
         asyncio.create_task(services.turns.keep()),
+        asyncio.create_task(prompts.follow()),
     ]
     try:
         await node.serve(_registrations(services, admission))

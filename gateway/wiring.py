@@ -5,6 +5,8 @@ from dataclasses import dataclass
 
 import grpc
 
+from gateway.context.builder import ContextBuilder
+from gateway.context.source import OperatorPromptsFile
 from gateway.faces.openai.service import OpenAIService
 from gateway.faces.typed import ChatService, ConversationService, UsageService
 from gateway.settings import TurnLimits
@@ -47,6 +49,7 @@ class Place:
     pool: Pool
     background: Background
     journal: JournalStore
+    operator_prompts: OperatorPromptsFile
     default_model: str = ""
 
 
@@ -58,11 +61,12 @@ def wire(place: Place, channel_to: Callable[[str], grpc.aio.Channel]) -> Service
     inference = Inference(channel_to("inference"))
     catalogue = Catalogue(inference, place.pool, place.default_model)
     safety = Safety(channel_to("safety"), limits)
+    tokenizer = Tokenizer(channel_to("tokenizer"), limits.answer_room_token_count)
     planner = Planner(
         catalogue=catalogue,
         threads=Threads(conversation),
         safety=safety,
-        tokenizer=Tokenizer(channel_to("tokenizer"), limits.answer_room_token_count),
+        context=ContextBuilder(tokenizer, place.operator_prompts),
         billing=billing,
         background=background,
         limits=limits,

@@ -12,6 +12,7 @@ from google.api import httpbody_pb2
 
 from chatmesh.chat.v1 import chat_pb2_grpc
 from chatmesh.gateway.v1 import gateway_pb2, gateway_pb2_grpc
+from gateway.context.source import OperatorPromptsFile
 from gateway.settings import TurnLimits
 from gateway.turn.background import Background
 from gateway.turn.turns import Turns
@@ -141,6 +142,7 @@ async def serving(registrations) -> AsyncIterator[grpc.aio.Channel]:
 @contextlib.asynccontextmanager
 async def running_gateway(
     fakes: Fakes | None = None,
+    prompts: OperatorPromptsFile | None = None,
     *,
     journal: MemoryJournal | None = None,
     name: str = "gateway-1",
@@ -150,7 +152,8 @@ async def running_gateway(
     fakes, journal = fakes or Fakes(), journal or MemoryJournal()
     quick = {"node_backoff_s": 0.001, "safety_backoff_s": 0.001, "reader_grace_s": 0.0}
     settings = TurnLimits(**(quick | {"owner_lease_ms": 100} | limits))
-    place = Place(name, settings, Pool(), Background(limit_s=5), journal)
+    prompts = prompts or OperatorPromptsFile(None)
+    place = Place(name, settings, Pool(), Background(limit_s=5), journal, prompts)
     async with loopback(fakes.registrations()) as upstream:
         services = wire(place, lambda service: upstream)
         keeping = asyncio.create_task(services.turns.keep())
