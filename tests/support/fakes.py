@@ -366,6 +366,8 @@ class FakeInference(inference_pb2_grpc.InferenceServiceServicer):
         self.at_gate = asyncio.Event()
         self.cancelled = asyncio.Event()
         self.models = [MODEL]
+        # Whether another node would draw the same tokens.
+        self.draws_by_position = True
         self.sent_frame_count = 0
         # Each frame but the first waits for this event of its choice: so that a test knows what
         # the gateway can put into one message. Given by `Fakes`.
@@ -380,6 +382,7 @@ class FakeInference(inference_pb2_grpc.InferenceServiceServicer):
                     context_token_count_max=CONTEXT,
                     engine="simulated",
                     tokenizer_digest="d",
+                    draws_by_position=self.draws_by_position,
                     created_unix_s=1_700_000_000,
                 )
                 for each in self.models
