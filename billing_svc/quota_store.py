@@ -1,20 +1,14 @@
 """Holds in PostgreSQL."""
 
 import datetime as dt
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from billing_svc import quota
 from billing_svc.prices import Price
-from billing_svc.store import (
-    TURN_COLUMNS,
-    Connection,
-    Store,
-    change_balances,
-    turn_of,
-    update_turns,
-)
-from billing_svc.turn import Counts, Turn
+from billing_svc.store import Connection, Store, change_balances
+from billing_svc.turn import SettledCounts, Turn
+from billing_svc.turn_rows import TURN_COLUMNS, turn_of, update_turns
 
 SWEEP_TURN_COUNT_MAX = 500
 
@@ -91,13 +85,15 @@ class QuotaStore:
             await update_turns(connection, [after])
             return after
 
-    async def settle(self, turn_id: str, counts: Counts, now: dt.datetime) -> Turn | None:
-        """The settled turn; None: no such turn."""
+    async def settle(
+        self, turn_id: str, counts: Sequence[SettledCounts], now: dt.datetime
+    ) -> Turn | None:
+        """The turn, settled with the counts of its steps; None: no such turn."""
         return await self._change(turn_id, lambda turn: quota.settled(turn, counts, now), now)
 
     async def release(self, turn_id: str, now: dt.datetime) -> Turn | None:
         """The released turn; None: no such turn."""
-        return await self._change(turn_id, quota.released, now)
+        return await self._change(turn_id, lambda turn: quota.released(turn, now), now)
 
     async def expire(self, now: dt.datetime) -> int:
         """Frees what expired holds reserve; gives how many, at most SWEEP_TURN_COUNT_MAX."""

@@ -70,13 +70,16 @@ class Meter:
         await self.quota.Hold(request)
         return turn
 
-    async def settle(self, turn: str, prompt: int, output: int, cached: int = 0) -> int:
+    async def settle(
+        self, turn: str, prompt: int, output: int, cached: int = 0, **rest: object
+    ) -> int:
         """The cost of the settled turn."""
         request = pb.SettleRequest(
             turn_id=turn,
             prompt_token_count=prompt,
             cached_token_count=cached,
             output_token_count=output,
+            **rest,
         )
         return (await self.quota.Settle(request)).cost_nanousd
 
@@ -102,12 +105,14 @@ def event(
     *,
     choice: int = 0,
     attempt: int = 1,
+    step: int = 0,
     event_time: dt.datetime | None = None,
 ) -> pb.UsageEvent:
     """A node's event."""
     made = pb.UsageEvent(
         turn_id=turn,
         attempt=attempt,
+        step=step,
         choice_index=choice,
         kind=pb.UsageKind.Value(f"USAGE_KIND_{kind}"),
         first_position=first,
@@ -158,11 +163,13 @@ async def check_books(meter: Meter, account: str) -> None:
     """Running totals, balances and turns must be what the ledger and the turns say."""
     ledger = await meter.fetch(
         "SELECT billing.month_of(create_time) AS period, model,"
-        " coalesce(sum(end_position - first_position) FILTER (WHERE kind <> 3), 0) AS input,"
-        " coalesce(sum(end_position - first_position) FILTER (WHERE kind = 2), 0) AS cached,"
-        " coalesce(sum(end_position - first_position) FILTER (WHERE kind = 3), 0) AS output,"
+        " coalesce(sum(count) FILTER (WHERE kind <> 3), 0) AS input,"
+        " coalesce(sum(count) FILTER (WHERE kind = 2), 0) AS cached,"
+        " coalesce(sum(count) FILTER (WHERE kind = 3), 0) AS output,"
         " sum(cost_nanousd) AS cost, count(DISTINCT turn_id) AS turns"
-        " FROM billing.ledger WHERE account_id = $1 GROUP BY 1, 2 ORDER BY 1, 2",
+        " FROM billing.ledger, LATERAL (SELECT (CASE WHEN is_credit THEN -1 ELSE 1 END)"
+        " * (end_position - first_position) AS count) AS signed"
+        " WHERE account_id = $1 GROUP BY 1, 2 ORDER BY 1, 2",
         account,
     )
     totals = await meter.fetch(
