@@ -169,7 +169,7 @@ class LedgerStore:
                 " AND ($3 = '' OR turn_id = $3) ORDER BY entry_id LIMIT $4",
                 *(account_id, after_id, turn_id, count_max),
             )
-        return [LedgerRow(row["entry_id"], entry_of(row), row["create_time"]) for row in rows]
+        return list(map(row_of, rows))
 
 
 async def _lock_turns(connection: Connection, turn_ids: Iterable[str]) -> dict[str, Turn]:
@@ -272,9 +272,9 @@ async def _forget(connection: Connection, event_ids: Iterable[int]) -> None:
     )
 
 
-def entry_of(row: asyncpg.Record) -> Entry:
+def row_of(row: asyncpg.Record) -> LedgerRow:
     """The entry of a row of billing.ledger."""
-    return Entry(
+    entry = Entry(
         turn_id=row["turn_id"],
         account_id=row["account_id"],
         choice_index=row["choice_index"],
@@ -288,3 +288,4 @@ def entry_of(row: asyncpg.Record) -> Entry:
         step=row["step"],
         is_credit=row["is_credit"],
     )
+    return LedgerRow(row["entry_id"], entry, row["create_time"])

@@ -114,8 +114,14 @@ class QuotaStore:
         return len(turns)
 
     async def purge(self, before_turn_id: str) -> int:
-        """Forgets ended turns older than the ULID given; gives how many, in one bounded step."""
-        async with self._store.connection() as connection:
+        """Forgets ended turns older than the ULID given, and what the audit found of them.
+
+        Gives how many turns, in one bounded step.
+        """
+        async with self._store.transaction() as connection:
+            await connection.execute(
+                "DELETE FROM billing.audit_findings WHERE turn_id < $1", before_turn_id
+            )
             status = await connection.execute(
                 "DELETE FROM billing.turns WHERE turn_id IN (SELECT turn_id FROM billing.turns"
                 " WHERE turn_id < $1 AND state IN (3, 4, 5) LIMIT $2 FOR UPDATE SKIP LOCKED)",

@@ -102,6 +102,7 @@ class Turn:
         steps: by number, at least step 0.
         ledger_period: the last month with an entry of it.
         repair_time: when the operator last corrected it; None: never.
+        create_time: when its first hold was made; None: not known here.
     """
 
     turn_id: str
@@ -116,6 +117,7 @@ class Turn:
     steps: tuple[Step, ...] = (Step(),)
     ledger_period: dt.date | None = None
     repair_time: dt.datetime | None = None
+    create_time: dt.datetime | None = None
 
     @property
     def reserved_nanousd(self) -> int:

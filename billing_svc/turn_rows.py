@@ -28,7 +28,7 @@ TURN_COLUMNS = """
     state, amount_nanousd, ledger_nanousd, expire_time, settle_time,
     settled_prompt_count, settled_cached_count, settled_output_count, settled_withheld_count,
     settled_unsent_count, covered_input, covered_output, output_credit, later_steps, ledger_period,
-    repair_time
+    repair_time, create_time
 """
 
 _UPDATE_TURN = """
@@ -68,6 +68,7 @@ def turn_of(row: asyncpg.Record) -> Turn:
         steps=(first, *map(_step_of, json.loads(row["later_steps"]))),
         ledger_period=row["ledger_period"],
         repair_time=row["repair_time"],
+        create_time=row["create_time"],
     )
 
 

@@ -11,9 +11,12 @@ from ulid import ULID
 
 from billing_svc.account_service import AccountAdminService, KeyService
 from billing_svc.account_store import AccountStore
+from billing_svc.audit_service import AuditService
+from billing_svc.audit_store import AuditStore
 from billing_svc.ledger_store import LedgerStore
 from billing_svc.price_file import PriceFile
 from billing_svc.quota_store import QuotaStore
+from billing_svc.repair_store import RepairStore
 from billing_svc.service import QuotaService, UsageService
 from billing_svc.settings import Settings
 from billing_svc.store import Store
@@ -27,20 +30,23 @@ models:
   small: {input_nanousd: 20, cached_input_nanousd: 5, output_nanousd: 60}
   free: {input_nanousd: 0, cached_input_nanousd: 0, output_nanousd: 0}
 """
+BOUNDS = Settings(database_url="unused", redis_url="unused").audit_bounds
 START = dt.datetime(2026, 11, 21, 12, tzinfo=dt.UTC)
 
 
 class Meter:
-    """Stubs of the four services, the stores under them, and the clock."""
+    """Stubs of the five services, the stores under them, and the clock."""
 
     def __init__(self, channel: grpc.aio.Channel, store: Store) -> None:
         self.now = START
         self.store = store
         self.quota_store, self.ledger_store = QuotaStore(store), LedgerStore(store)
+        self.audit_store = AuditStore(store, BOUNDS)
         self.keys = rpc.KeyServiceStub(channel)
         self.admin = rpc.AccountAdminServiceStub(channel)
         self.quota = rpc.QuotaServiceStub(channel)
         self.usage = rpc.UsageServiceStub(channel)
+        self.audits = rpc.AuditServiceStub(channel)
 
     def pass_time(self, **span: float) -> None:
         """Moves the clock."""
@@ -149,6 +155,10 @@ async def metered(dsn: str, folder: Path) -> AsyncIterator[Meter]:
         (
             rpc.add_UsageServiceServicer_to_server,
             UsageService(LedgerStore(store), price_file, clock),
+        ),
+        (
+            rpc.add_AuditServiceServicer_to_server,
+            AuditService(AuditStore(store, BOUNDS), RepairStore(store, BOUNDS), clock),
         ),
     ]
     try:
