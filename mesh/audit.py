@@ -16,7 +16,7 @@ from mesh.operator import CALL_TIMEOUT_S, Operator
 from mesh.tables import print_table
 
 PAGE_TURN_COUNT = 500
-REPAIR_TURN_COUNT = 100
+REPAIR_TURN_COUNT = 20  # each adds up its account anew, within one deadline
 _UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
 COLUMNS = (
     "turn",

@@ -325,6 +325,24 @@ async def test_several_instances_share_the_work_and_a_restart_goes_on(meter: Met
     assert await meter.audit_store.search_ledger(end, OLDEST, meter.now) == 0
 
 
+async def test_the_job_searches_what_was_there_at_its_last_search(
+    meter: Meter, owner: asyncpg.Connection
+) -> None:
+    account = await meter.account()
+    turn = await closed_turn(meter, account)
+    job = AuditJob(meter.audit_store, Settings(database_url="unused", redis_url="unused"))
+    while await job.search(meter.now):
+        pass
+    await job.audit(meter.now)
+    await insert_again(owner, turn)
+    # An entry with a lower number may be on its way yet: a new one is left to the next search.
+    await job.search(meter.now)
+    assert await is_marked(meter, turn)
+    assert await job.search(meter.now) >= 1
+    assert not await is_marked(meter, turn)
+    await repaired(meter, turn)
+
+
 async def test_the_audit_comes_in_pages(meter: Meter) -> None:
     account = await meter.account()
     turns = [await closed_turn(meter, account) for _ in range(5)]
