@@ -186,6 +186,23 @@ async def test_an_expired_turn_with_entries_is_found_and_settled(meter: Meter) -
     await check_books(meter, account)
 
 
+async def test_a_settlement_that_comes_late_ends_the_finding(meter: Meter) -> None:
+    account = await meter.account()
+    turn = await meter.hold(account)
+    await meter.append(event(turn, 0, 10, "INPUT"), event(turn, 0, 5))
+    meter.pass_time(seconds=721)
+    while await meter.quota_store.expire(meter.now):
+        pass
+    await run_job(meter)
+    assert await stored(meter, turn) == [(3, 5), (3, 10)]
+    await meter.settle(turn, 10, 4, unsent_token_count=1)
+    assert not await is_marked(meter, turn)
+    await run_job(meter)
+    assert await stored(meter, turn) == []
+    (step,) = await audited(meter, turn)
+    assert (step.released_token_count, step.unsent_token_count) == (3, 2)
+
+
 async def test_a_deleted_settlement_is_found(meter: Meter, owner: asyncpg.Connection) -> None:
     account = await meter.account()
     turn = await closed_turn(meter, account)
