@@ -9,7 +9,7 @@ from inference_svc.model_folder import open_model
 from inference_svc.service import InferenceService
 from inference_svc.settings import Settings
 from inference_svc.spool import Spool
-from inference_svc.usage import UsageRim, connect
+from inference_svc.usage import UsageReporter, connect
 from mesh.chassis import Node, run
 
 
@@ -19,7 +19,7 @@ async def start(node: Node) -> None:
     model = open_model(settings.model, settings.model_id)
     engine = choose_engine(settings, model)
     await engine.start()
-    usage = UsageRim(
+    usage = UsageReporter(
         connect(settings.redis_url, settings.redis_timeout_s),
         Spool(node.state_dir / "usage.spool", settings.usage_spool_bytes_max),
         flush_interval_s=settings.usage_flush_interval_s,

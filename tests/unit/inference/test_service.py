@@ -31,7 +31,7 @@ from inference_svc.generations import Generations
 from inference_svc.model_folder import ModelFolder
 from inference_svc.service import InferenceService
 from inference_svc.spool import Spool
-from inference_svc.usage import UsageRim, connect
+from inference_svc.usage import UsageReporter, connect
 from mesh.chassis import deadlines
 from mesh.chassis.errors import MeshError
 from mesh.chassis.server import ErrorInterceptor
@@ -52,7 +52,7 @@ class AdmitsWithDeadline(ErrorInterceptor):
 class NodeUnderTest:
     stub: InferenceServiceStub
     engine: SimulatedEngine
-    usage: UsageRim
+    usage: UsageReporter
     generations: Generations
     stopping: asyncio.Event
 
@@ -84,7 +84,7 @@ async def running(
         **limits,
     )
     await engine.start()
-    usage = UsageRim(
+    usage = UsageReporter(
         connect(redis_url, 1.0),
         Spool(tmp_path / "usage.spool", 1 << 20),
         flush_interval_s=0.05,
@@ -206,6 +206,7 @@ async def test_logprobs_are_reported_when_asked(model, tmp_path) -> None:
 BAD = {
     "turn_id": {"turn_id": ""},
     "choice_index": {"choice_index": 4},
+    "step": {"step": 128},
     "prompt_token_ids": {"prompt_token_ids": [2, 9999]},
     "max_tokens": {"max_tokens": 0},
     "emitted_token_ids": {"emitted_token_ids": range(2, 40)},
@@ -412,6 +413,24 @@ async def test_usage_of_a_finished_answer(model, tmp_path, redis_url) -> None:
     ]
     assert {(e.turn_id, e.model, e.instance) for e in events} == {(TURN, "toy", "inference-1")}
     assert [e.attempt for e in events] == [0, 0, 1, 1, 1, 0]
+
+
+async def test_a_further_step_is_metered_as_its_own_and_draws_its_own_tokens(
+    model, tmp_path, redis_url
+) -> None:
+    async with running(model, tmp_path, redis_url) as node:
+        first, further, again = [
+            output_ids(await node.generate(step=step, max_tokens=3)) for step in (0, 2, 2)
+        ]
+    assert further == again
+    assert further != first
+    events = await usage_events(redis_url)
+    assert {
+        (e.step, e.end_position) for e in events if e.kind == billing_pb2.USAGE_KIND_OUTPUT
+    } == {
+        (0, 3),
+        (2, 3),
+    }
 
 
 async def test_usage_of_a_cancelled_answer_is_what_was_generated(
