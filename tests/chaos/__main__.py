@@ -10,10 +10,8 @@ import tempfile
 from pathlib import Path
 
 from tests.chaos import report
-from tests.chaos.experiment import ENGINES, REPLICAS, Options, as_json, run
+from tests.chaos.experiment import ENGINES, REPLICAS, VIOLATIONS_SHOWN_MAX, Options, as_json, run
 from tests.support.running import running_mesh
-
-SHOWN_MAX = 20
 
 
 def parse(arguments: list[str] | None = None) -> Options:
@@ -57,7 +55,7 @@ def main() -> int:
     ):
         result = run(mesh, options, lambda line: print(line, flush=True))
     print(f"\n{report.table(result)}\n")
-    for one in result.violations[:SHOWN_MAX]:
+    for one in result.violations[:VIOLATIONS_SHOWN_MAX]:
         print(f"VIOLATION {one.law}: {one.detail}")
     if result.violations:
         print(f"{len(result.violations)} violations; the same again: {options.command()}")

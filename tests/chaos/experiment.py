@@ -34,6 +34,7 @@ REFERENCE_TIMEOUT_S = 300.0
 LEDGER_TIMEOUT_S = 90.0
 LEDGER_POLL_S = 1.0
 RECOVERY_TIMEOUT_S = 60.0
+VIOLATIONS_SHOWN_MAX = 20
 UNKNOWN_COMMAND = 2  # argparse's exit status
 
 
@@ -231,6 +232,9 @@ def as_json(result: Result, options: Options) -> str:
                 for kind in sorted(result.gaps.by_kind)
             },
             "audit": result.audit,
-            "violations": [dataclasses.asdict(one) for one in result.violations],
+            "violation_count": len(result.violations),
+            "violations": [
+                dataclasses.asdict(one) for one in result.violations[:VIOLATIONS_SHOWN_MAX]
+            ],
         }
     )
