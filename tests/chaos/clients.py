@@ -15,13 +15,13 @@ from google.rpc import error_details_pb2
 from grpc_status import rpc_status
 
 from chatmesh.chat.v1 import chat_pb2, chat_pb2_grpc
-from clients.python.resume import BACK_OFF_S_MAX, BACK_OFF_S_MIN, Server, Trouble, TurnError
+from clients.python.resume import AGAIN, BACK_OFF_S_MAX, BACK_OFF_S_MIN, Server, Trouble, TurnError
 from tests.chaos.verdict import Answer, Choice, Outcome, Seen
 from tests.chaos.wishes import STREAMED, Wish
 
 SILENCE_S_MIN = 0.1
 PATIENCE_S = 60.0
-# What the numbers of gRPC are in HTTP, for those that may be tried again.
+# What failures of a server are in HTTP.
 HTTP_OF = {
     grpc.StatusCode.UNAVAILABLE: 503,
     grpc.StatusCode.RESOURCE_EXHAUSTED: 429,
@@ -248,8 +248,8 @@ def trouble_of(error: grpc.RpcError) -> Trouble | None:
     reason = _reason(error)
     trailers = {key for key, _ in error.trailing_metadata() or ()}
     if reason or "x-request-id" in trailers:
-        status = HTTP_OF.get(error.code())
-        return Trouble(status, reason or "edge") if status else None
+        status = HTTP_OF.get(error.code(), 0)
+        return Trouble(status, reason or "edge") if status in AGAIN else None
     cuts = (*HTTP_OF, grpc.StatusCode.UNKNOWN, grpc.StatusCode.CANCELLED)
     return Trouble(0, error.code().name) if error.code() in cuts else None
 

@@ -56,6 +56,7 @@ BY_THE_EDGE = (("x-request-id", "r"),)
         ),
         (grpc.StatusCode.NOT_FOUND, with_reason(code_pb2.NOT_FOUND, "TURN_NOT_FOUND"), None),
         (grpc.StatusCode.INVALID_ARGUMENT, BY_THE_EDGE, None),
+        (grpc.StatusCode.INTERNAL, BY_THE_EDGE, None),
     ],
 )
 def test_what_a_failed_call_was(code, trailers, trouble):
