@@ -132,7 +132,7 @@ def fulfil(wish: Wish, place: Place, clock: Callable[[], float]) -> Outcome:
     try:
         for answer in _answers(wish, place, notes):
             answers.append(answer)
-    except (TurnError, grpc.RpcError, KeyError, ValueError, TypeError) as error:
+    except (TurnError, grpc.RpcError, LookupError, ValueError, TypeError) as error:
         failure = f"{type(error).__name__}: {error}"[:300]
     silences = tuple(notes.silences) if wish.shape in STREAMED else ()
     return Outcome(
