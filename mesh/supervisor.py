@@ -70,6 +70,11 @@ class Process:
     child: asyncio.subprocess.Process | None = None
 
 
+def next_delay_s(delay_s: float) -> float:
+    """Seconds to wait before the next start in a row, after a wait of delay_s before this one."""
+    return min(max(2 * delay_s, RESTART_DELAY_S_MIN), RESTART_DELAY_S_MAX)
+
+
 def log_to(path: Path) -> None:
     """Sends the supervisor's own log lines to a file."""
     file = path.open("a")
@@ -153,7 +158,7 @@ class Supervisor:
             process.restarts += 1
             self._write_table()
             await asyncio.sleep(delay_s)
-            delay_s = min(max(delay_s * 2, RESTART_DELAY_S_MIN), RESTART_DELAY_S_MAX)
+            delay_s = next_delay_s(delay_s)
 
     async def _start_once(self, process: Process) -> None:
         launch = await process.prepare()
