@@ -28,10 +28,10 @@ NAME = re.compile(r"[a-z][a-z0-9-]{0,30}")
 PACKAGE = re.compile(r"[a-z][a-z0-9_]*(\.[a-z][a-z0-9_]*)*")
 EVERYBODY = "*"
 
-Retry = Literal["repeatable", "once"]
+Retry = Literal["repeatable", "joinable", "once"]
 Pick = Literal["any", "instance"]
 Need = Literal["postgres", "redis"]
-RETRIES = ("repeatable", "once")
+RETRIES = ("repeatable", "joinable", "once")
 PICKS = ("any", "instance")
 NEEDS = ("postgres", "redis")
 
@@ -258,7 +258,7 @@ class _Reader(CheckedYaml):
         known = contract.methods_by_name
         if name not in known:
             self.complain(node, path, f"{contract.name} has no such method{hint(name, known)}")
-        elif rules.retry == "repeatable" and known[name].client_streaming:
+        elif rules.retry != "once" and known[name].client_streaming:
             self.complain(node, path, "a stream of requests cannot be repeated; say retry: once")
         if not rules.callers and not anonymous:
             self.complain(node, path, "nobody may call it; add callers: [...]")

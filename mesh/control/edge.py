@@ -99,7 +99,7 @@ class Edge:
         return {**self._rendered[1], **render.for_envoy(topology, instances, EDGE)}
 
     def _inputs(self, topology: Topology) -> EdgeInputs:
-        repeatable = (m.name for m in topology.called_by(EDGE) if m.retry == "repeatable")
+        called = topology.called_by(EDGE)
         return EdgeInputs(
             plain_port=self._settings.port,
             tls_port=self._settings.tls_port,
@@ -108,7 +108,8 @@ class Edge:
             web_key_pem=self._certificate.key_pem,
             trust_bundle_pem=self._trust_bundle_pem,
             cors_origins=self._settings.cors_origins,
-            repeatable_methods=frozenset(repeatable),
+            repeatable_methods=frozenset(m.name for m in called if m.retry == "repeatable"),
+            joinable_methods=frozenset(m.name for m in called if m.retry == "joinable"),
         )
 
 

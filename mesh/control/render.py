@@ -33,7 +33,8 @@ CONTROL = "control"
 # the chassis; the mesh's own is a backstop behind it.
 BACKSTOP_MARGIN_MS = 2000
 CONNECT_TIMEOUT_S = 1
-# Two repeats of a `repeatable` method, 25-250 ms apart.
+# Two repeats of a `repeatable` method, 25-250 ms apart. A `joinable` one is not repeated here: only
+# the edge's calls carry the turn id that makes the second the same as the first.
 RETRY_COUNT = 2
 RETRY_ON = "unavailable,cancelled"
 RETRY_BACK_OFF = {"base_interval": "0.025s", "max_interval": "0.250s"}
