@@ -13,7 +13,7 @@ from gateway.settings import TurnLimits
 from gateway.turn.background import Background
 from gateway.turn.conclude import Concluder
 from gateway.turn.generation import Generator
-from gateway.turn.journal import JournalStore, JournalWriter
+from gateway.turn.journal import JournalStore, JournalWriter, Lease
 from gateway.turn.plan import Planner
 from gateway.turn.run import Means
 from gateway.turn.threads import Threads
@@ -76,6 +76,7 @@ def wire(place: Place, channel_to: Callable[[str], grpc.aio.Channel]) -> Service
         safety=safety,
         concluder=Concluder(billing, conversation),
         writer=JournalWriter(place.journal),
+        lease=Lease(),
         background=background,
         limits=limits,
     )

@@ -159,7 +159,11 @@ async def wave(
     async def ask_again(stream: Stream) -> list[tuple[int, float]]:
         answers = []
         while not answers or time.perf_counter() - begin < seconds_min:
-            answers.append(await stream.ask(target.request(token_count, next(prompts))))
+            try:
+                answers.append(await stream.ask(target.request(token_count, next(prompts))))
+            except RuntimeError as error:
+                if "content_filter" not in str(error):  # a natural prompt in a thousand is refused
+                    raise
         return answers
 
     try:

@@ -89,6 +89,9 @@ class MemoryJournal:
         found.batches.append(write.batch)
         return Outcome.WRITTEN
 
+    async def tidy(self) -> None:
+        self._check()
+
     async def head(self, turn_id: str) -> Head | None:
         self._check()
         found = self.turns.get(turn_id)
