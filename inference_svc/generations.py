@@ -21,7 +21,7 @@ from inference_svc.engine.protocol import (
 )
 from inference_svc.engine.stream import TokenStream
 from inference_svc.requests import bad_request
-from inference_svc.usage import Meter, MeterLabel, UsageRim
+from inference_svc.usage import Meter, MeterLabel, UsageReporter
 from mesh.chassis.errors import MeshError
 
 QUEUE_FULL_RETRY_S = 1.0
@@ -43,7 +43,7 @@ _cancel_seconds = Histogram(
 class Generations:
     """Opens and closes generations; the one place where a stream of tokens gets its meter."""
 
-    def __init__(self, engine: Engine, usage: UsageRim) -> None:
+    def __init__(self, engine: Engine, usage: UsageReporter) -> None:
         self._engine, self._usage = engine, usage
         self._numbers = itertools.count(1)
         self._open = 0

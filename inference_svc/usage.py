@@ -1,11 +1,11 @@
-"""The meter at the engine's rim: what was computed here, durably, on every way a stream can end.
+"""The meter at the engine's boundary: what was computed here, durably, however a stream ends.
 
 Events go to the Redis stream `usage`. While Redis is away they go to a spool file in the node's
 own folder, written through to the disk, and are replayed in order when it is back. An event may
 arrive twice; it names positions, so it is billed once.
 
-    meter ──ranges──> UsageRim ──XADD──> Redis "usage"
-                         └──fsync──> spool ──replay──┘
+    meter ──ranges──> UsageReporter ──XADD──> Redis "usage"
+                           └──fsync──> spool ──replay──┘
 """
 
 import asyncio
@@ -19,8 +19,6 @@ from itertools import islice
 import redis.asyncio as redis
 import structlog
 from prometheus_client import Counter, Gauge
-from redis.asyncio.retry import Retry
-from redis.backoff import NoBackoff
 from redis.exceptions import RedisError
 
 from chatmesh.billing.v1 import billing_pb2
@@ -93,29 +91,26 @@ class Meter:
         return event
 
 
-def connect(url: str, timeout_s: float) -> "redis.Redis":
-    """A client that gives up after `timeout_s` instead of trying again: the spool is the retry."""
-    return redis.Redis.from_url(
-        url,
-        socket_timeout=timeout_s,
-        socket_connect_timeout=timeout_s,
-        retry=Retry(NoBackoff(), 0),
-    )
+class UsageReporter:
+    """Collects events of all meters and gets them out. One task writes, so order is kept.
 
-
-class UsageRim:
-    """Collects events of all meters and gets them out. One task writes, so order is kept."""
+    Args:
+        client: gives up at once instead of trying again: the spool is the retry.
+        redis_timeout_s: of one batch.
+    """
 
     def __init__(
         self,
         client: "redis.Redis",
         spool: Spool,
         *,
+        redis_timeout_s: float,
         flush_interval_s: float,
         pending_event_count_max: int,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._client, self._spool, self._clock = client, spool, clock
+        self._redis_timeout_s = redis_timeout_s
         self._flush_interval_s = flush_interval_s
         self._pending_max = pending_event_count_max
         self._meters: set[Meter] = set()
@@ -166,7 +161,8 @@ class UsageRim:
         report_s = loop.time() + self._flush_interval_s
         while not self._stopping:
             with suppress(TimeoutError):
-                await asyncio.wait_for(self._wake.wait(), max(0.0, report_s - loop.time()))
+                async with asyncio.timeout_at(report_s):
+                    await self._wake.wait()
             self._wake.clear()
             if loop.time() >= report_s:  # not on every wake: that would split the ranges finely
                 report_s = loop.time() + self._flush_interval_s
@@ -189,7 +185,8 @@ class UsageRim:
     async def _replay(self) -> None:
         if self._spool.empty:
             return
-        await self._client.ping()  # before the file is read for nothing
+        async with asyncio.timeout(self._redis_timeout_s):
+            await self._client.ping()  # before the file is read for nothing
         events = await asyncio.to_thread(self._spool.read)
         for begin in range(0, len(events), BATCH_EVENT_COUNT):
             await self._send(events[begin : begin + BATCH_EVENT_COUNT])
@@ -202,7 +199,8 @@ class UsageRim:
         pipeline = self._client.pipeline(transaction=False)
         for event in events:
             pipeline.xadd(STREAM, {"event": event})
-        await pipeline.execute()
+        async with asyncio.timeout(self._redis_timeout_s):
+            await pipeline.execute()
 
     async def _spill(self, cause: Exception) -> None:
         if not self._pending:

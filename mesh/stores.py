@@ -30,6 +30,9 @@ from pathlib import Path
 
 import psutil
 
+from mesh.chassis.files import write_private
+from mesh.chassis.redis_client import connect
+
 OWNER = "chatmesh_owner"
 DATABASE = "chatmesh"  # made by `mesh.schema.deploy`
 # Below the range of outgoing connections (32768 and up on Linux), so that nobody's connection sits
@@ -162,7 +165,7 @@ def prepare_redis(folder: Path) -> StoreProcess:
         "tcp-backlog": "128",
         "loglevel": "warning",
     }
-    _write_private(config, "".join(f"{key} {value}\n" for key, value in settings.items()))
+    write_private(config, "".join(f"{key} {value}\n" for key, value in settings.items()))
     url = f"redis://:{password}@127.0.0.1:{port}/0"
     return StoreProcess(
         name="redis",
@@ -196,9 +199,7 @@ async def _ping_postgres(url: str) -> None:
 
 
 async def _ping_redis(url: str) -> None:
-    import redis.asyncio
-
-    async with redis.asyncio.Redis.from_url(url, socket_timeout=None) as client:
+    async with connect(url, name="supervisor") as client:
         # While the append-only file is read, Redis answers LOADING, which is an error here.
         await client.ping()
 
@@ -283,7 +284,7 @@ def _initdb(folder: Path, user: pwd.struct_passwd | None, password: str) -> None
     fresh, password_file = folder / "data.new", folder / "password.initdb"
     subprocess.run(["rm", "-rf", str(fresh)], check=True)
     fresh.mkdir(mode=0o700)
-    _write_private(password_file, password)
+    write_private(password_file, password)
     if user:
         for path in (fresh, password_file):
             os.chown(path, user.pw_uid, user.pw_gid)
@@ -343,7 +344,7 @@ def _port(file: Path) -> int:
     for _ in range(PORT_ATTEMPT_COUNT_MAX):
         port = random.SystemRandom().randint(PORT_FIRST, PORT_LAST)
         if _is_free(port):
-            _write_private(file, str(port))
+            write_private(file, str(port))
             return port
     raise StoreError(f"no free port between {PORT_FIRST} and {PORT_LAST} on 127.0.0.1")
 
@@ -360,17 +361,8 @@ def _is_free(port: int) -> bool:
 
 def _secret(file: Path) -> str:
     if not file.exists():
-        _write_private(file, secrets.token_urlsafe(24))
+        write_private(file, secrets.token_urlsafe(24))
     return file.read_text().strip()
-
-
-def _write_private(file: Path, text: str) -> None:
-    """Writes `text` with mode 0600, whole or not at all."""
-    fresh = file.with_name(f"{file.name}.{os.getpid()}.new")
-    descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    with os.fdopen(descriptor, "w") as stream:
-        stream.write(text)
-    fresh.rename(file)
 
 
 def _private_folder(folder: Path) -> Path:

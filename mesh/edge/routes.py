@@ -6,7 +6,7 @@ a change of routes does not.
 
 from mesh.edge.contract import REFLECTION, HttpBinding, http_bindings, native_methods
 from mesh.edge.inputs import EdgeInputs
-from mesh.edge.xds import RETRY_MANNER, Resource, seconds, typed
+from mesh.xds import RETRY_COUNT, RETRY_ELSEWHERE, Resource, seconds, typed
 
 ROUTE_CONFIG_NAME = "edge"
 # Failures in which the gateway has certainly not begun: no connection, stream refused, or reset
@@ -14,7 +14,6 @@ ROUTE_CONFIG_NAME = "edge"
 # and "reset" are not among them: the turn may have run.
 RETRY_ON_NOT_BEGUN = "connect-failure,refused-stream,reset-before-request"
 RETRY_ON_REPEATABLE = f"{RETRY_ON_NOT_BEGUN},reset,unavailable,cancelled"
-RETRY_COUNT_MAX = 2
 CORS_MAX_AGE_S = 7200
 HEALTH_BODY = '{"status":"ok"}'
 # Also what a browser page may read of an answer.
@@ -86,8 +85,8 @@ def _to_gateway(rpc: str, inputs: EdgeInputs) -> Resource:
         "idle_timeout": seconds(inputs.limits.stream_silence_s_max),
         "retry_policy": {
             "retry_on": RETRY_ON_REPEATABLE if repeatable else RETRY_ON_NOT_BEGUN,
-            "num_retries": RETRY_COUNT_MAX,
-            **RETRY_MANNER,
+            "num_retries": RETRY_COUNT,
+            **RETRY_ELSEWHERE,
         },
     }
 

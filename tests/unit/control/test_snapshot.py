@@ -8,8 +8,9 @@ from google.protobuf import json_format
 from mesh import topology
 from mesh.control import policy, render, snapshot
 from mesh.control.registry import Instance, State
-from mesh.control.resources import CLUSTER, ENDPOINTS, LISTENER, MESSAGES, ROUTES, SECRET
+from mesh.control.resources import MESSAGES
 from mesh.edge.render import EdgeInputs, edge_resources
+from mesh.xds import CLUSTER, ENDPOINTS, LISTENER, ROUTES, SECRET
 
 TABLE = topology.load()
 PEM = "-----BEGIN CERTIFICATE-----"
@@ -70,7 +71,7 @@ def test_only_repeatable_methods_are_retried():
         for route in route_list(grpc_snapshot(), service):
             method = methods.get(route["match"].get("path"))
             retried = "retry_policy" in route["route"]
-            assert retried == (method is not None and method.retry == "repeatable")
+            assert retried == (method is not None and method.repeatable)
 
 
 def test_starting_instances_get_no_calls_and_draining_ones_no_new_ones():

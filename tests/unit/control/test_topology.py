@@ -51,16 +51,16 @@ def test_every_method_of_a_served_contract_has_rules():
         unruled -= {
             "envoy.service.discovery.v3.AggregatedDiscoveryService/DeltaAggregatedResources"
         }
-        assert not unruled, f"nobody may call {unruled}; add them to mesh/topology.yaml"
+        assert not unruled, f"no caller for {unruled}; add them to mesh/topology.yaml"
 
 
 def test_methods_inherit_from_the_levels_above():
     service = topology.parse(GOOD).services["safety"]
     prompt, reply, policy = service.methods
     assert prompt == topology.Method(
-        "chatmesh.safety.v1.SafetyService/ScreenPrompt", ("gateway",), 3000, "repeatable"
+        "chatmesh.safety.v1.SafetyService/ScreenPrompt", ("gateway",), 3000, True
     )
-    assert (reply.deadline_ms, reply.retry, reply.callers) == (2000, "once", ("gateway",))
+    assert (reply.deadline_ms, reply.repeatable, reply.callers) == (2000, False, ("gateway",))
     assert policy.callers == ("gateway", "safety", "operator")
     assert policy.deadline_optional
 
@@ -86,18 +86,18 @@ def test_names_and_spiffe_ids():
         ("callers: [gateway]", "callers: gateway", 13, "callers", "must be a list"),
         ("callers: [gateway]\n", "\n", 15, "methods.ScreenPrompt", "add callers"),
         ("ScreenPrompt:", "ScreenPromt:", 15, "ScreenPromt", "did you mean ScreenPrompt?"),
-        ("deadline_ms: 3000", "deadline_ms: 3s", 15, "deadline_ms", "whole number, 0 to"),
-        ("deadline_ms: 3000", "deadline_ms: -1", 15, "deadline_ms", "whole number, 0 to"),
-        ("deadline_ms: 3000", "deadline_ms: true", 15, "deadline_ms", "whole number, 0 to"),
-        ("retry: repeatable", "retry: always", 15, "retry", "repeatable, once"),
+        ("deadline_ms: 3000", "deadline_ms: 3s", 15, "deadline_ms", "whole number; write 0 to"),
+        ("deadline_ms: 3000", "deadline_ms: -1", 15, "deadline_ms", "whole number; write 0 to"),
+        ("deadline_ms: 3000", "deadline_ms: true", 15, "deadline_ms", "whole number; write 0 to"),
+        ("retry: repeatable", "retry: always", 15, "retry", "once, repeatable"),
         ("ScreenReply: {}", "ScreenReply: {retry: repeatable}", 16, "ScreenReply", "retry: once"),
         ("Reply: {}", "Reply: {}\n          ScreenReply: {}", 17, "ScreenReply", "here twice"),
         ("_optional: true", "_optional: 1", 17, "deadline_optional", "true or false"),
         ("SafetyService:", "SaftyService:", 12, "SaftyService", "no contract has this service"),
-        ("safety_svc", "3", 8, "services.safety.command", "must be a text"),
+        ("safety_svc", "3", 8, "services.safety.command", "must be a Python module"),
         ("    command: safety_svc\n", "", 7, "services.safety", "command is missing"),
         ("safety:", "Safety:", 7, "services.Safety", "names are a-z"),
-        ("[operator]", "[gateway]", 18, "identities.gateway", "rename one"),
+        ("[operator]", "[gateway]", 18, "identities: gateway", "rename one"),
         ("serves: {}", "serves: []", 6, "services.gateway.serves", "must be a mapping"),
     ],
 )  # fmt: skip

@@ -36,7 +36,7 @@ from mesh.edge.render import (
 )
 from mesh.edge.routes import RETRY_ON_NOT_BEGUN, RETRY_ON_REPEATABLE
 from mesh.edge.settings import EnvoySettings
-from mesh.edge.xds import LISTENER, ROUTE_CONFIGURATION, SECRET
+from mesh.xds import LISTENER, ROUTES, SECRET
 
 PEM = "-----BEGIN CERTIFICATE-----"
 COMPLETION = "chatmesh.gateway.v1.OpenAIService/CreateChatCompletion"
@@ -65,7 +65,7 @@ def filters(resources):
 
 
 def routes(resources):
-    return resources[ROUTE_CONFIGURATION]["edge"]["virtual_hosts"][0]["routes"]
+    return resources[ROUTES]["edge"]["virtual_hosts"][0]["routes"]
 
 
 def to_gateway(resources):
@@ -76,7 +76,7 @@ def test_all_resources_fit_their_messages():
     resources = edge_resources(inputs(cors_origins=("*", "https://a.example")))
     for type_url, message in (
         (LISTENER, listener_pb2.Listener),
-        (ROUTE_CONFIGURATION, route_pb2.RouteConfiguration),
+        (ROUTES, route_pb2.RouteConfiguration),
         (SECRET, secret_pb2.Secret),
     ):
         for name, resource in resources[type_url].items():
@@ -102,7 +102,7 @@ def test_what_changes_often_is_not_in_the_listener():
         )
     )
     assert before[LISTENER] == after[LISTENER]
-    assert before[ROUTE_CONFIGURATION] != after[ROUTE_CONFIGURATION]
+    assert before[ROUTES] != after[ROUTES]
     assert before[SECRET] != after[SECRET]
 
 

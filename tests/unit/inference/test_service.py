@@ -30,9 +30,10 @@ from inference_svc.generations import Generations
 from inference_svc.model_folder import ModelFolder
 from inference_svc.service import InferenceService
 from inference_svc.spool import Spool
-from inference_svc.usage import UsageRim, connect
+from inference_svc.usage import UsageReporter
 from mesh.chassis import deadlines
 from mesh.chassis.errors import MeshError
+from mesh.chassis.redis_client import connect
 from mesh.chassis.server import ErrorInterceptor
 from tests.support.loopback import loopback
 
@@ -51,7 +52,7 @@ class AdmitsWithDeadline(ErrorInterceptor):
 class NodeUnderTest:
     stub: InferenceServiceStub
     engine: SimulatedEngine
-    usage: UsageRim
+    usage: UsageReporter
     generations: Generations
     stopping: asyncio.Event
 
@@ -83,9 +84,10 @@ async def running(
         **limits,
     )
     await engine.start()
-    usage = UsageRim(
-        connect(redis_url, 1.0),
+    usage = UsageReporter(
+        connect(redis_url, name="inference-1"),
         Spool(tmp_path / "usage.spool", 1 << 20),
+        redis_timeout_s=1.0,
         flush_interval_s=0.05,
         pending_event_count_max=1000,
     )

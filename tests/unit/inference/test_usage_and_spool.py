@@ -12,8 +12,9 @@ import redis.asyncio as redis
 from chatmesh.billing.v1 import billing_pb2
 from inference_svc.engine.stream import Counts
 from inference_svc.spool import Spool
-from inference_svc.usage import Meter, MeterLabel, UsageRim, connect
+from inference_svc.usage import Meter, MeterLabel, UsageReporter
 from mesh import stores
+from mesh.chassis.redis_client import connect
 
 DEADLINE_S = 20
 LABEL = MeterLabel("turn", 0, 0, "toy", "inference-1")
@@ -111,8 +112,12 @@ async def test_redis_goes_and_comes_back(tmp_path: Path) -> None:
     server = await asyncio.to_thread(start, process, tmp_path / "log")
     await process.ready()
     spool = WatchedSpool(tmp_path / "spool", 1 << 20)
-    usage = UsageRim(
-        connect(process.url, 1.0), spool, flush_interval_s=0.05, pending_event_count_max=100
+    usage = UsageReporter(
+        connect(process.url, name="test"),
+        spool,
+        redis_timeout_s=1.0,
+        flush_interval_s=0.05,
+        pending_event_count_max=100,
     )
     usage.start()
     counts = Counts()
@@ -138,9 +143,10 @@ async def test_redis_goes_and_comes_back(tmp_path: Path) -> None:
 
 
 async def test_a_disk_that_refuses_keeps_events_and_stops_admission(tmp_path: Path) -> None:
-    usage = UsageRim(
-        connect(f"redis://127.0.0.1:{free_port()}/0", 0.5),
+    usage = UsageReporter(
+        connect(f"redis://127.0.0.1:{free_port()}/0", name="test"),
         Spool(tmp_path / "missing-folder" / "spool", 1 << 20),
+        redis_timeout_s=1.0,
         flush_interval_s=0.05,
         pending_event_count_max=1,
     )
@@ -157,9 +163,10 @@ async def test_a_disk_that_refuses_keeps_events_and_stops_admission(tmp_path: Pa
 
 @pytest.mark.parametrize("count", [1, 1201])
 async def test_many_events_are_sent_in_order(tmp_path: Path, redis_url: str, count: int) -> None:
-    usage = UsageRim(
-        connect(redis_url, 1.0),
+    usage = UsageReporter(
+        connect(redis_url, name="test"),
         Spool(tmp_path / "spool", 1 << 20),
+        redis_timeout_s=1.0,
         flush_interval_s=1,
         pending_event_count_max=10_000,
     )
