@@ -22,7 +22,7 @@ from prometheus_client import Counter, Gauge
 from redis.exceptions import RedisError
 
 from chatmesh.billing.v1 import billing_pb2
-from inference_svc.engine.stream import Counts
+from inference_svc.engine.stream import AttemptUsage
 from inference_svc.spool import Spool
 
 STREAM = "usage"
@@ -50,7 +50,7 @@ class Meter:
     Prompt tokens are reported by the first of the n answers only: they are the turn's.
     """
 
-    def __init__(self, label: MeterLabel, counts: Counts) -> None:
+    def __init__(self, label: MeterLabel, counts: AttemptUsage) -> None:
         self._label, self._counts = label, counts
         self._output_reported = counts.output  # earlier attempts reported those before
         self._prompt_reported = 0
@@ -128,7 +128,7 @@ class UsageReporter:
         """Too much waits to be accounted: the node must not generate more."""
         return len(self._pending) >= self._pending_max or self._spool.full
 
-    def open(self, label: MeterLabel, counts: Counts) -> Meter:
+    def open(self, label: MeterLabel, counts: AttemptUsage) -> Meter:
         """A meter for one attempt; what it counts is reported while it runs."""
         meter = Meter(label, counts)
         self._meters.add(meter)
