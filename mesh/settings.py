@@ -53,11 +53,13 @@ class UpSettings(BaseSettings):
         """How many processes of a service to run."""
         return self.replicas.get(service, default)
 
-    def model_environment(self) -> dict[str, str]:
-        """The model as its services read it; what is not set keeps their default."""
+    def environment(self) -> dict[str, str]:
+        """What the processes read of it; what is not set keeps their default."""
         given = {
             "MODEL": self.model,
             "MODEL_ID": self.model_id,
             "INFERENCE_ENGINE": self.inference_engine,
+            "EDGE_PORT": str(self.edge_port),
+            "EDGE_TLS_PORT": str(self.edge_tls_port),
         }
         return {name: value for name, value in given.items() if value}

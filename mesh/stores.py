@@ -30,8 +30,10 @@ from pathlib import Path
 
 import psutil
 
+from mesh import redis_users
 from mesh.chassis.files import write_private
 from mesh.chassis.redis_client import connect
+from mesh.redis_users import RedisUser, acl_file
 
 OWNER = "chatmesh_owner"
 DATABASE = "chatmesh"  # made by `mesh.schema.deploy`
@@ -142,8 +144,11 @@ def prepare_postgres(folder: Path) -> StoreProcess:
     )
 
 
-def prepare_redis(folder: Path) -> StoreProcess:
+def prepare_redis(folder: Path, users: Iterable[RedisUser] = ()) -> StoreProcess:
     """Writes the configuration of the Redis whose append-only file lives in `folder`.
+
+    Its users are the owner, who may everything, and `users`; they are read from a file at each
+    start, so that a Redis that died comes back with them.
 
     Raises:
         StoreError: the binary is missing.
@@ -151,11 +156,11 @@ def prepare_redis(folder: Path) -> StoreProcess:
     folder = _private_folder(folder)
     password = _secret(folder / "password")
     port = _port(folder / "port")
-    config = folder / "redis.conf"
+    config, acl = folder / "redis.conf", folder / "users.acl"
     settings = {
         "bind": "127.0.0.1",
         "port": str(port),
-        "requirepass": password,  # in a 0600 file, not on the command line
+        "aclfile": f'"{acl}"',  # a 0600 file; nothing secret on the command line
         "dir": f'"{folder}"',
         "appendonly": "yes",
         "appendfsync": "everysec",
@@ -165,8 +170,9 @@ def prepare_redis(folder: Path) -> StoreProcess:
         "tcp-backlog": "128",
         "loglevel": "warning",
     }
+    write_private(acl, acl_file(password, users))
     write_private(config, "".join(f"{key} {value}\n" for key, value in settings.items()))
-    url = f"redis://:{password}@127.0.0.1:{port}/0"
+    url = f"redis://{redis_users.OWNER}:{password}@127.0.0.1:{port}/0"
     return StoreProcess(
         name="redis",
         command=_launched([_redis_binary(), str(config)], folder, None, signal.SIGTERM),
@@ -178,7 +184,7 @@ def prepare_redis(folder: Path) -> StoreProcess:
 
 
 def role_passwords(folder: Path, services: Iterable[str]) -> dict[str, str]:
-    """Passwords of the services' database roles: service -> password, kept in 0600 files."""
+    """Passwords of the services' roles in a store: service -> password, kept in 0600 files."""
     folder = _private_folder(folder)
     return {service: _secret(folder / f"{service}.password") for service in services}
 

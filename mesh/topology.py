@@ -18,6 +18,7 @@ from google.protobuf import descriptor, descriptor_pool
 
 from mesh.chassis.checked_yaml import Value, YamlError, hint, optional
 from mesh.chassis.checked_yaml import parse as parse_yaml
+from mesh.privileges import RedisAccess, read_environment, read_redis, visible
 
 TOPOLOGY_FILE = Path(__file__).with_name("topology.yaml")
 
@@ -35,9 +36,9 @@ RETRIES = (REPEATABLE, "once")
 PICKS = ("any", "instance")
 NEEDS = ("postgres", "redis")
 
-ROOT_KEYS = ("trust_domain", "defaults", "services", "identities")
+ROOT_KEYS = ("trust_domain", "defaults", "environment", "services", "identities")
 DEFAULT_KEYS = ("deadline_ms", "retry")
-SERVICE_KEYS = ("command", "replicas", "pick", "needs", "serves")
+SERVICE_KEYS = ("command", "replicas", "pick", "needs", "redis", "environment", "serves")
 SERVES_KEYS = ("callers", "deadline_ms", "deadline_optional", "retry", "methods")
 METHOD_KEYS = ("callers", "deadline_ms", "deadline_optional", "retry", "anonymous")
 
@@ -74,6 +75,10 @@ class Service:
     replicas: int
     pick: Pick
     needs: tuple[Need, ...]
+    # None: it has no business there.
+    redis: RedisAccess | None
+    # Variables of the operator's environment that it may see, besides the common ones.
+    environment: tuple[str, ...]
     methods: tuple[Method, ...]
 
 
@@ -86,6 +91,12 @@ class Topology:
     services: Mapping[str, Service]
     # People and supervisors: identities without a service.
     identities: tuple[str, ...]
+    # Variables of the operator's environment that every process may see.
+    environment: tuple[str, ...] = ()
+
+    def environment_of(self, name: str, offered: Mapping[str, str]) -> dict[str, str]:
+        """What a service may see of the variables that are there."""
+        return visible(offered, (*self.environment, *self.services[name].environment))
 
     def names(self) -> tuple[str, ...]:
         """Everybody who can have an identity."""
@@ -197,7 +208,8 @@ class _Reader:
             if name in services:
                 fields["identities"].complain(f"{name} is a service too; rename one")
         checked = {name: self.service(name, body, defaults) for name, body in services.items()}
-        return Topology(trust_domain, MappingProxyType(checked), identities)
+        environment = optional(fields, "environment", read_environment, tuple[str, ...]())
+        return Topology(trust_domain, MappingProxyType(checked), identities, environment)
 
     def service(self, name: str, body: Value, defaults: _Rules) -> Service:
         self.check_name(body, name)
@@ -208,12 +220,19 @@ class _Reader:
             for contract, served in serves.items()
             for method in self.contract(name, contract, served, defaults)
         )
+        needs = optional(fields, "needs", _needs, tuple[Need, ...]())
+        if "redis" in needs and "redis" not in fields:
+            body.complain("redis is missing; say which keys and commands it needs there")
+        elif "redis" in fields and "redis" not in needs:
+            fields["redis"].complain("it does not need redis; add it to needs, or remove this")
         return Service(
             name=name,
             command=optional(fields, "command", _module, ""),
             replicas=optional(fields, "replicas", lambda v: v.integer(0, REPLICAS_MAX), 1),
             pick=cast(Pick, optional(fields, "pick", lambda v: v.word(PICKS), "any")),
-            needs=optional(fields, "needs", _needs, ()),
+            needs=needs,
+            redis=optional(fields, "redis", read_redis, None),
+            environment=optional(fields, "environment", read_environment, tuple[str, ...]()),
             methods=methods,
         )
 

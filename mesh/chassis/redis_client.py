@@ -31,4 +31,5 @@ def connect(
         socket_keepalive=True,
         retry=Retry(NoBackoff(), 0),
         protocol=2,
+        driver_info=None,  # CLIENT SETINFO, which old servers and narrow users do not have
     )
