@@ -106,7 +106,7 @@ class System:
             await process.ready()
             self._say(process.name, "ready")
         self._database_urls = await self._deploy_tables()
-        self._redis_urls = await self._admit_to_redis()
+        self._redis_urls = await self.admit_to_redis(self._urls["redis"])
 
     async def _deploy_tables(self) -> Mapping[str, str]:
         owners = [name for name, s in self._topology.services.items() if "postgres" in s.needs]
@@ -119,9 +119,9 @@ class System:
         passwords = stores.role_passwords(self._home.folder / "redis-roles", accesses)
         return {name: RedisUser(name, passwords[name], accesses[name]) for name in accesses}
 
-    async def _admit_to_redis(self) -> Mapping[str, str]:
+    async def admit_to_redis(self, url: str) -> Mapping[str, str]:
         """URL by service; the same for all in a Redis that does not let us make users."""
-        url, users = self._urls["redis"], self._redis_users
+        users = self._redis_users
         if self._settings.redis_url:
             try:
                 await redis_users.create(url, users.values())

@@ -15,7 +15,7 @@ def write_private(path: Path, content: str | bytes) -> None:
 
 
 def _replace(path: Path, content: bytes, mode: int) -> None:
-    # Two processes that write one file do not meet; what a killed one left is its successor's.
+    # Named by the process, so that two that write one file do not meet.
     scratch = path.with_name(f"{path.name}.{os.getpid()}.new")
     scratch.unlink(missing_ok=True)
     descriptor = os.open(scratch, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)

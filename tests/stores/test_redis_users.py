@@ -22,7 +22,10 @@ from inference_svc.spool import Spool
 from inference_svc.usage import MeterLabel, UsageReporter
 from mesh import redis_users, stores, topology
 from mesh.chassis.redis_client import connect
+from mesh.home import Home
 from mesh.redis_users import RedisUser, RedisUsersError
+from mesh.settings import UpSettings
+from mesh.system import System
 
 ACCESSES = {n: s.redis for n, s in topology.load().services.items() if s.redis}
 USERS = {name: RedisUser(name, f"password of {name}", access) for name, access in ACCESSES.items()}
@@ -241,3 +244,31 @@ def test_a_url_keeps_all_but_its_user() -> None:
         "rediss://chatmesh_gateway:a%2Fb%40c@host:6380/2?x=1"
     )
     assert user.url("redis://host") == "redis://chatmesh_gateway:a%2Fb%40c@host"
+
+
+@pytest.mark.parametrize("may", [True, False])
+async def test_a_copy_makes_users_in_a_redis_of_the_operators_or_says_that_it_may_not(
+    server, redis_url: str, tmp_path: Path, may: bool
+) -> None:
+    url = redis_url if may else USERS["gateway"].url(server.url)
+    said: list[tuple[str, str]] = []
+    settings = UpSettings(redis_url=url)
+    home = Home(tmp_path)
+    home.make()
+    system = System(home, settings, topology.load(), lambda what, state: said.append((what, state)))
+    urls = await system.admit_to_redis(url)
+    await system.stop()
+    assert urls.keys() == USERS.keys()
+    if may:
+        assert not said
+        assert len(set(urls.values())) == len(USERS)
+        async with connect(urls["billing"], name="test") as client:
+            assert await client.xlen("usage") == 0
+        async with connect(redis_url, name="test") as owner:
+            await owner.acl_deluser(*(user.name for user in USERS.values()))
+    else:
+        assert set(urls.values()) == {url}
+        ((what, state),) = said
+        assert what == "redis"
+        assert "no users there (NoPermissionError" in state
+        assert USERS["gateway"].password not in state
