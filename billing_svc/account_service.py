@@ -11,13 +11,16 @@ from billing_svc.accounts import Account, Key
 from billing_svc.service import Clock, utc_now
 from chatmesh.billing.v1 import billing_pb2 as pb
 from chatmesh.billing.v1 import billing_pb2_grpc
+from chatmesh.content.v1.content_pb2 import Tier
 from mesh.chassis import pages
+from mesh.chassis.enums import words_of
 from mesh.chassis.errors import MeshError
 
 Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 
 PAGE_SIZE_DEFAULT, PAGE_SIZE_MAX = 20, 100
 DIGEST_BYTE_COUNT = 32
+TIERS = words_of(Tier)
 
 _REFUSALS = {
     "KEY_REVOKED": "This API key was revoked: create a new one.",
@@ -161,8 +164,8 @@ def _refused(reason: str) -> MeshError:
 
 
 def _checked_tier(tier: int) -> int:
-    if tier not in pb.Tier.values() or tier == pb.TIER_UNSPECIFIED:
-        raise checks.bad_request("tier", "must be FREE, PRO, ENTERPRISE or ADMIN.")
+    if tier not in TIERS:
+        raise checks.bad_request("tier", f"must be one of {', '.join(TIERS.values())}.")
     return tier
 
 
@@ -191,7 +194,7 @@ def _account(account: Account) -> pb.Account:
     return pb.Account(
         id=account.account_id,
         name=account.name,
-        tier=pb.Tier.ValueType(account.tier),
+        tier=Tier.ValueType(account.tier),
         monthly_budget_nanousd=account.monthly_budget_nanousd,
         create_time=checks.stamp(account.create_time),
         jurisdiction=account.jurisdiction,

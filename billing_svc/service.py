@@ -7,11 +7,10 @@ from typing import Any, TypeAlias
 import grpc
 from prometheus_client import Counter
 
-from billing_svc import checks, quota, usage_events
+from billing_svc import checks, quota, settlements, usage_events
 from billing_svc.ledger_store import LedgerRow, LedgerStore
 from billing_svc.price_file import PriceFile
 from billing_svc.quota_store import ExhaustedError, Held, QuotaStore
-from billing_svc.turn import Counts
 from billing_svc.usage_events import BadEventError
 from chatmesh.billing.v1 import billing_pb2 as pb
 from chatmesh.billing.v1 import billing_pb2_grpc
@@ -99,16 +98,7 @@ class QuotaService(billing_pb2_grpc.QuotaServiceServicer):
     async def Settle(self, request: pb.SettleRequest, context: Context) -> pb.SettleResponse:  # noqa: N802
         """See the contract."""
         turn_id = checks.turn_id(request.turn_id)
-        if request.cached_token_count > request.prompt_token_count:
-            raise checks.bad_request("cached_token_count", "must not be above the prompt's.")
-        if request.withheld_token_count > request.output_token_count:
-            raise checks.bad_request("withheld_token_count", "must not be above the output's.")
-        counts = Counts(
-            request.prompt_token_count,
-            request.cached_token_count,
-            request.output_token_count,
-            request.withheld_token_count,
-        )
+        counts = settlements.counts_of(request)
         turn = await self._store.settle(turn_id, counts, self._clock())
         if turn is None:
             raise _hold_not_found(turn_id)
@@ -151,11 +141,12 @@ class UsageService(billing_pb2_grpc.UsageServiceServicer):
         if balance is None:
             raise checks.account_not_found(account_id)
         totals = await self._store.totals(account_id, month)
+        # A month may have given back more than it charged; counts on the wire are not negative.
         return pb.GetUsageResponse(
             period=f"{month:%Y-%m}",
-            input_token_count=sum(total.input_token_count for total in totals),
-            cached_input_token_count=sum(total.cached_input_token_count for total in totals),
-            output_token_count=sum(total.output_token_count for total in totals),
+            input_token_count=max(0, sum(total.input_token_count for total in totals)),
+            cached_input_token_count=max(0, sum(t.cached_input_token_count for t in totals)),
+            output_token_count=max(0, sum(total.output_token_count for total in totals)),
             cost_nanousd=sum(total.cost_nanousd for total in totals),
             budget_nanousd=balance.monthly_budget_nanousd,
             held_nanousd=balance.reserved_nanousd,
@@ -163,9 +154,9 @@ class UsageService(billing_pb2_grpc.UsageServiceServicer):
             models=[
                 pb.ModelUsage(
                     model=total.model,
-                    input_token_count=total.input_token_count,
-                    cached_input_token_count=total.cached_input_token_count,
-                    output_token_count=total.output_token_count,
+                    input_token_count=max(0, total.input_token_count),
+                    cached_input_token_count=max(0, total.cached_input_token_count),
+                    output_token_count=max(0, total.output_token_count),
                     cost_nanousd=total.cost_nanousd,
                 )
                 for total in totals
@@ -184,7 +175,7 @@ class UsageService(billing_pb2_grpc.UsageServiceServicer):
         rows = await self._store.entries(account_id, turn_id, last, size + 1)
         page, more = pages.cut(rows, size)
         token = pages.page_token(name, (str(page[-1].entry_id),)) if more else ""
-        return pb.ListLedgerResponse(entries=map(_entry, page), next_page_token=token)
+        return pb.ListLedgerResponse(entries=map(ledger_entry, page), next_page_token=token)
 
     async def GetPrices(  # noqa: N802
         self, request: pb.GetPricesRequest, context: Context
@@ -232,7 +223,8 @@ def _hold_not_found(turn_id: str) -> MeshError:
     )
 
 
-def _entry(row: LedgerRow) -> pb.LedgerEntry:
+def ledger_entry(row: LedgerRow) -> pb.LedgerEntry:
+    """An entry on the wire."""
     entry = row.entry
     return pb.LedgerEntry(
         id=row.entry_id,
@@ -246,4 +238,6 @@ def _entry(row: LedgerRow) -> pb.LedgerEntry:
         price_version=entry.price_version,
         create_time=checks.stamp(row.create_time),
         source=entry.source,
+        step=entry.step,
+        credit=entry.is_credit,
     )

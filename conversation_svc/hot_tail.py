@@ -16,8 +16,9 @@ import structlog
 from google.protobuf.message import DecodeError
 from redis.exceptions import RedisError
 
+from chatmesh.content.v1.content_pb2 import ROLE_SYSTEM
 from chatmesh.conversation.v1 import conversation_pb2 as pb
-from conversation_svc.thread import ROLE_SYSTEM, Message, Tail, Thread, utf8_length
+from conversation_svc.thread import Message, Tail, Thread, utf8_length
 from conversation_svc.wire import tail_from_proto, tail_to_proto
 from mesh.chassis import redis_client
 

@@ -1,8 +1,7 @@
 """ThreadReadService and ThreadWriteService: the contract over store and hot tail."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any, TypeAlias
 
@@ -20,6 +19,7 @@ from conversation_svc.thread import (
     RequestReusedError,
     Thread,
     ThreadNotFoundError,
+    changed,
     check_name,
     check_new_messages,
     check_thread_id,
@@ -162,6 +162,7 @@ class ThreadWriteService(conversation_pb2_grpc.ThreadWriteServiceServicer):
             if request.create_if_missing and not is_thread_id(request.thread_id):
                 raise BadRequestError("thread_id", 'A new thread is named "thr_" and a ULID.')
             check_thread_id(request.thread_id)
+            _refuse_parts(request.messages)
             new = [new_message_from_proto(message) for message in request.messages]
             check_new_messages(new)
             parts = (request.thread_id, request.model, *message_parts(new))
@@ -180,22 +181,27 @@ class ThreadWriteService(conversation_pb2_grpc.ThreadWriteServiceServicer):
             thread=thread_to_proto(thread), messages=map(message_to_proto, messages)
         )
 
+    async def UpdateThread(  # noqa: N802
+        self, request: pb.UpdateThreadRequest, context: Context
+    ) -> pb.UpdateThreadResponse:
+        """See the contract."""
+        with _as_mesh_errors():
+            changes: dict[str, Any] = {}
+            if request.HasField("title"):
+                changes["title"] = checked_title(request.title)
+            if request.HasField("background"):
+                changes["background"] = request.background
+            if not changes:
+                raise BadRequestError("title", "Nothing is to change: give title or background.")
+            thread = await self._change("update", request, **changes)
+        return pb.UpdateThreadResponse(thread=thread_to_proto(thread))
+
     async def RenameThread(  # noqa: N802
         self, request: pb.RenameThreadRequest, context: Context
     ) -> pb.RenameThreadResponse:
         """See the contract."""
         with _as_mesh_errors():
-            check_name("account_id", request.account_id)
-            check_name("request_id", request.request_id, may_be_empty=True)
-            check_thread_id(request.thread_id)
-            title = checked_title(request.title)
-            thread = await self._store.change_thread(
-                request.account_id,
-                request.thread_id,
-                lambda thread: replace(thread, title=title),
-                Request("rename", request.request_id, content_digest(request.thread_id, title)),
-                self._clock(),
-            )
+            thread = await self._change("rename", request, title=checked_title(request.title))
         return pb.RenameThreadResponse(thread=thread_to_proto(thread))
 
     async def DeleteThread(  # noqa: N802
@@ -216,6 +222,36 @@ class ThreadWriteService(conversation_pb2_grpc.ThreadWriteServiceServicer):
             )
             await self._hot.drop(request.account_id, request.thread_id)
         return pb.DeleteThreadResponse()
+
+    async def _change(
+        self,
+        method: str,
+        request: pb.UpdateThreadRequest | pb.RenameThreadRequest,
+        **changes: Any,
+    ) -> Thread:
+        """Changes what an owner may set; raises what `checked` methods and the store raise."""
+        check_name("account_id", request.account_id)
+        check_name("request_id", request.request_id, may_be_empty=True)
+        check_thread_id(request.thread_id)
+        # A rename is digested as the version before did: it may be repeated across an upgrade.
+        parts = changes.values() if method == "rename" else sorted(changes.items())
+        return await self._store.change_thread(
+            request.account_id,
+            request.thread_id,
+            lambda thread: changed(thread, **changes),
+            Request(method, request.request_id, content_digest(request.thread_id, *parts)),
+            self._clock(),
+        )
+
+
+def _refuse_parts(messages: Sequence[pb.NewMessage]) -> None:
+    """What cannot be kept is refused, not lost."""
+    for index, message in enumerate(messages):
+        if message.parts:
+            raise BadRequestError(
+                f"messages[{index}].parts",
+                f"messages[{index}] has parts: give its text as content.",
+            )
 
 
 def _time(text: str) -> datetime:

@@ -11,11 +11,13 @@ from gateway.admission.keys import Keys
 from gateway.admission.rate import RateLimiter
 from gateway.admission.service import Admission
 from gateway.admission.tokens import Tokens
+from gateway.context.source import OperatorPromptsFile
 from gateway.settings import Settings
 from gateway.turn.background import Background
+from gateway.upstreams.journal import RedisJournal
 from gateway.upstreams.pool import Pool
 from gateway.upstreams.watch import watch
-from gateway.wiring import Services, wire
+from gateway.wiring import Place, Services, wire
 from mesh.chassis import Node, run
 from mesh.chassis.redis_client import connect
 from mesh.chassis.server import Registration
@@ -24,24 +26,34 @@ from mesh.chassis.server import Registration
 async def start(node: Node) -> None:
     """Serves until the process is asked to end and every turn is recorded."""
     settings = Settings()  # type: ignore[call-arg]  # the environment fills it
-    background = Background(settings.turn.conclude_duration_s_max)
-    pool = Pool()
-    services = wire(settings.turn, settings.default_model, node.channel_to, pool, background)
+    background, pool = Background(settings.turn.conclude_duration_s_max), Pool()
+    prompts = OperatorPromptsFile(settings.operator_prompts_file)
     client = connect(
         settings.redis_url,
         name=node.instance,
         connect_timeout_s=settings.admission.rate_timeout_s,
     )
+    journal = RedisJournal(client, settings.turn)
+    place = Place(
+        node.instance, settings.turn, pool, background, journal, prompts, settings.default_model
+    )
+    services = wire(place, node.channel_to)
     keys = Keys(node.channel_to("billing"), settings.admission)
     admission = Admission(keys, Tokens(settings.jwt), RateLimiter(client, settings.admission))
     views = node.watch_instances("inference")
-    watching = asyncio.create_task(watch(pool, services.inference, views))
+    keeping = [
+        asyncio.create_task(watch(pool, services.inference, views)),
+        asyncio.create_task(services.turns.keep()),
+        asyncio.create_task(prompts.follow()),
+    ]
     try:
         await node.serve(_registrations(services, admission))
+        await services.turns.close()
         await background.finish()
     finally:
-        watching.cancel()
-        await asyncio.wait([watching])
+        for task in keeping:
+            task.cancel()
+        await asyncio.wait(keeping)
         await client.aclose()
 
 

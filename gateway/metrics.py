@@ -1,6 +1,6 @@
 """What the gateway counts; names carry the unit."""
 
-from prometheus_client import Counter, Histogram
+from prometheus_client import Counter, Gauge, Histogram
 
 FIRST_TEXT_SECONDS = Histogram(
     "chatmesh_gateway_first_text_seconds",
@@ -20,4 +20,17 @@ CONTINUATIONS = Counter(
 CONCLUSIONS_LOST = Counter(
     "chatmesh_gateway_conclusions_lost", "Turns whose end could not be recorded in time", ["what"]
 )
+OPERATOR_PROMPTS_READS = Counter(
+    "chatmesh_gateway_operator_prompts_reads", "Changes of the operator's prompts", ["outcome"]
+)
 ADMISSIONS = Counter("chatmesh_gateway_admissions", "Admission decisions", ["outcome"])
+JOURNAL_FAILURES = Counter(
+    "chatmesh_gateway_journal_failures", "Writes of the journal that had no answer in time"
+)
+TURNS_LOST = Counter(
+    "chatmesh_gateway_turns_superseded", "Turns that another gateway had adopted meanwhile"
+)
+TURNS_ADOPTED = Counter(
+    "chatmesh_gateway_turns_adopted", "Turns taken over from a gateway that is no more"
+)
+TURNS_RUNNING = Gauge("chatmesh_gateway_turns_running", "Turns that this gateway owns")

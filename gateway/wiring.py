@@ -5,14 +5,19 @@ from dataclasses import dataclass
 
 import grpc
 
+from gateway.context.builder import ContextBuilder
+from gateway.context.source import OperatorPromptsFile
 from gateway.faces.openai.service import OpenAIService
 from gateway.faces.typed import ChatService, ConversationService, UsageService
 from gateway.settings import TurnLimits
 from gateway.turn.background import Background
+from gateway.turn.conclude import Concluder
 from gateway.turn.generation import Generator
-from gateway.turn.record import Recorder
-from gateway.turn.run import Upstreams
+from gateway.turn.journal import JournalStore, JournalWriter
+from gateway.turn.plan import Planner
+from gateway.turn.run import Means
 from gateway.turn.threads import Threads
+from gateway.turn.turns import Turns
 from gateway.upstreams.billing import Billing
 from gateway.upstreams.catalogue import Catalogue
 from gateway.upstreams.conversation import Conversation
@@ -24,39 +29,62 @@ from gateway.upstreams.tokenizer import Tokenizer
 
 @dataclass(frozen=True, slots=True)
 class Services:
-    """The servicers, and what the pool's watcher calls."""
+    """The servicers, what keeps the turns, and what the pool's watcher calls."""
 
     openai: OpenAIService
     chat: ChatService
     conversations: ConversationService
     usage: UsageService
+    turns: Turns
     inference: Inference
 
 
-def wire(
-    limits: TurnLimits,
-    default_model: str,
-    channel_to: Callable[[str], grpc.aio.Channel],
-    pool: Pool,
-    background: Background,
-) -> Services:
+@dataclass(frozen=True, slots=True)
+class Place:
+    """What a gateway has of its own."""
+
+    # Of this process and no other.
+    name: str
+    limits: TurnLimits
+    pool: Pool
+    background: Background
+    journal: JournalStore
+    operator_prompts: OperatorPromptsFile
+    default_model: str = ""
+
+
+def wire(place: Place, channel_to: Callable[[str], grpc.aio.Channel]) -> Services:
     """The servicers over `channel_to(service)`."""
+    limits, background = place.limits, place.background
     billing = Billing(channel_to("billing"))
     conversation = Conversation(channel_to("conversation"))
     inference = Inference(channel_to("inference"))
-    up = Upstreams(
-        catalogue=Catalogue(inference, pool, default_model),
+    catalogue = Catalogue(inference, place.pool, place.default_model)
+    safety = Safety(channel_to("safety"), limits)
+    tokenizer = Tokenizer(channel_to("tokenizer"), limits.answer_room_token_count)
+    planner = Planner(
+        catalogue=catalogue,
         threads=Threads(conversation),
-        safety=Safety(channel_to("safety"), limits),
-        tokenizer=Tokenizer(channel_to("tokenizer"), limits.answer_room_token_count),
-        recorder=Recorder(billing, conversation, background, limits),
-        generator=Generator(inference, pool, limits),
+        safety=safety,
+        context=ContextBuilder(tokenizer, place.operator_prompts),
+        billing=billing,
+        background=background,
         limits=limits,
     )
+    means = Means(
+        generator=Generator(inference, place.pool, limits),
+        safety=safety,
+        concluder=Concluder(billing, conversation),
+        writer=JournalWriter(place.journal),
+        background=background,
+        limits=limits,
+    )
+    turns = Turns(planner, means, place.journal, place.name)
     return Services(
-        openai=OpenAIService(up, conversation, billing),
-        chat=ChatService(up),
+        openai=OpenAIService(turns, catalogue, conversation, billing, limits),
+        chat=ChatService(turns, catalogue, limits),
         conversations=ConversationService(conversation),
         usage=UsageService(billing),
+        turns=turns,
         inference=inference,
     )

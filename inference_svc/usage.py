@@ -1,11 +1,11 @@
-"""The meter at the engine's boundary: what was computed here, durably, however a stream ends.
+"""The meter at the engine: what was computed here, durably, on every way a stream can end.
 
 Events go to the Redis stream `usage`. While Redis is away they go to a spool file in the node's
 own folder, written through to the disk, and are replayed in order when it is back. An event may
 arrive twice; it names positions, so it is billed once.
 
     meter ──ranges──> UsageReporter ──XADD──> Redis "usage"
-                           └──fsync──> spool ──replay──┘
+                              └──fsync──> spool ──replay──┘
 """
 
 import asyncio
@@ -22,7 +22,7 @@ from prometheus_client import Counter, Gauge
 from redis.exceptions import RedisError
 
 from chatmesh.billing.v1 import billing_pb2
-from inference_svc.engine.stream import AttemptUsage
+from inference_svc.engine.stream import GeneratedCounts
 from inference_svc.spool import Spool
 
 STREAM = "usage"
@@ -35,22 +35,23 @@ _spooled = Gauge("chatmesh_inference_usage_spool_bytes", "Usage that waits for R
 
 @dataclass(frozen=True, slots=True)
 class MeterLabel:
-    """What every event of one attempt carries."""
+    """What every event of one attempt carries; `step` is the model call of the turn."""
 
     turn_id: str
     attempt: int
     choice_index: int
     model: str
     instance: str
+    step: int = 0
 
 
 class Meter:
     """Turns the counts of one attempt into events, each position once.
 
-    Prompt tokens are reported by the first of the n answers only: they are the turn's.
+    Prompt tokens are reported by the first of the n answers only: they are the step's.
     """
 
-    def __init__(self, label: MeterLabel, counts: AttemptUsage) -> None:
+    def __init__(self, label: MeterLabel, counts: GeneratedCounts) -> None:
         self._label, self._counts = label, counts
         self._output_reported = counts.output  # earlier attempts reported those before
         self._prompt_reported = 0
@@ -79,6 +80,7 @@ class Meter:
     ) -> billing_pb2.UsageEvent:
         event = billing_pb2.UsageEvent(
             turn_id=self._label.turn_id,
+            step=self._label.step,
             attempt=self._label.attempt,
             choice_index=self._label.choice_index,
             kind=kind,
@@ -128,7 +130,7 @@ class UsageReporter:
         """Too much waits to be accounted: the node must not generate more."""
         return len(self._pending) >= self._pending_max or self._spool.full
 
-    def open(self, label: MeterLabel, counts: AttemptUsage) -> Meter:
+    def open(self, label: MeterLabel, counts: GeneratedCounts) -> Meter:
         """A meter for one attempt; what it counts is reported while it runs."""
         meter = Meter(label, counts)
         self._meters.add(meter)

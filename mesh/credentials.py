@@ -7,6 +7,8 @@ import urllib.error
 import urllib.request
 
 from chatmesh.billing.v1 import billing_pb2, billing_pb2_grpc
+from chatmesh.content.v1.content_pb2 import Tier
+from mesh.chassis.enums import words_of
 from mesh.chassis.files import write_private
 from mesh.home import Home
 from mesh.operator import CALL_TIMEOUT_S, Operator
@@ -14,6 +16,8 @@ from mesh.settings import UpSettings
 
 HTTP_TIMEOUT_S = 5.0
 STATUS_OK = 200
+TIER_WORDS = words_of(Tier)
+TIERS = {word: number for number, word in TIER_WORDS.items()}
 
 
 def fetch_status(url: str, key: str = "") -> int:
@@ -73,7 +77,7 @@ async def create_key(
             billing_pb2.CreateAccountRequest(
                 request_id=os.urandom(16).hex(),
                 name=name,
-                tier=billing_pb2.Tier.Value(f"TIER_{tier.upper()}"),
+                tier=TIERS[tier],
                 monthly_budget_nanousd=budget_nanousd,
                 jurisdiction=jurisdiction,
             ),

@@ -15,9 +15,9 @@ import jwt
 import structlog
 
 from gateway import errors
+from gateway.content import TIERS
 from gateway.errors import public
 from gateway.settings import JwtSettings
-from gateway.turn.domain import TIERS
 from mesh.chassis.errors import MeshError
 from mesh.chassis.followed_file import FollowedFile
 
@@ -164,7 +164,7 @@ def _key_of(entry: dict[str, Any]) -> _Key:
 def _tier(role: Any) -> str:
     """The highest tier among the roles; "free" without any."""
     roles = role if isinstance(role, list) else [role]
-    return next((tier for tier in reversed(TIERS) if tier in roles), TIERS[0])
+    return next((tier for tier in reversed(TIERS) if tier in roles), "free")
 
 
 def _scopes(scope: Any) -> frozenset[str]:

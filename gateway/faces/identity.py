@@ -5,8 +5,9 @@ from collections.abc import Iterable
 from ulid import ULID
 
 from gateway import errors
-from gateway.errors import public
-from gateway.turn.domain import TIERS, Caller
+from gateway.content import TIERS
+from gateway.errors import bad_parameter, public
+from gateway.turn.domain import Caller
 
 ACCOUNT_KEY = "x-chatmesh-account"
 TIER_KEY = "x-chatmesh-tier"
@@ -14,6 +15,9 @@ SCOPES_KEY = "x-chatmesh-scopes"
 KEY_KEY = "x-chatmesh-key"
 TURN_KEY = "x-chatmesh-turn"
 JURISDICTION_KEY = "x-chatmesh-jurisdiction"
+IDEMPOTENCY_KEY = "idempotency-key"
+IDEMPOTENCY_KEY_LENGTH_MAX = 255
+LAST_EVENT_ID = "last-event-id"
 IDENTITY_KEYS = (ACCOUNT_KEY, TIER_KEY, SCOPES_KEY, KEY_KEY, TURN_KEY, JURISDICTION_KEY)
 
 
@@ -29,3 +33,29 @@ def caller_of(metadata: Iterable[tuple[str, str | bytes]]) -> Caller:
         message = "The request carries no identity; send an API key as 'Authorization: Bearer …'."
         raise public(errors.INVALID_API_KEY, message)
     return Caller(account, tier, turn or str(ULID()), str(found.get(JURISDICTION_KEY, "")))
+
+
+def idempotency_key(metadata: Iterable[tuple[str, str | bytes]]) -> str:
+    """The key that makes a POST repeatable (draft-ietf-httpapi-idempotency-key-header); "": none.
+
+    Raises:
+        MeshError: INVALID_PARAMETER: it is none that we keep.
+    """
+    return checked_key(str(dict(metadata).get(IDEMPOTENCY_KEY, "")))
+
+
+def checked_key(key: str) -> str:
+    """An idempotency key as the client gave it.
+
+    Raises:
+        MeshError: INVALID_PARAMETER.
+    """
+    if len(key) > IDEMPOTENCY_KEY_LENGTH_MAX or not (key.isascii() and key.isprintable()):
+        what = f"at most {IDEMPOTENCY_KEY_LENGTH_MAX} printable ASCII characters"
+        raise bad_parameter("idempotency_key", f"An idempotency key has {what}.")
+    return key
+
+
+def last_event_id(metadata: Iterable[tuple[str, str | bytes]]) -> str:
+    """The cursor that an EventSource sends when it connects again; "": none."""
+    return str(dict(metadata).get(LAST_EVENT_ID, ""))

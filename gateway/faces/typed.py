@@ -1,7 +1,9 @@
 """The typed face of a turn, for gRPC clients; the same turn, limits and reasons as over HTTP."""
 
 import asyncio
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
+from hashlib import sha256
 from typing import Any
 
 import grpc
@@ -10,43 +12,35 @@ from google.protobuf import timestamp_pb2
 from chatmesh.billing.v1 import billing_pb2
 from chatmesh.chat.v1 import chat_pb2 as pb
 from chatmesh.chat.v1 import chat_pb2_grpc
+from chatmesh.content.v1 import content_pb2
 from chatmesh.conversation.v1 import conversation_pb2
+from gateway.content import FINISH_REASONS, ROLE_WORDS
 from gateway.errors import bad_parameter
-from gateway.faces.identity import caller_of
-from gateway.faces.openai.errors import public_error
+from gateway.faces.changes import checked_changes
+from gateway.faces.identity import caller_of, checked_key
+from gateway.faces.openai.errors import failure_error, public_error
+from gateway.settings import TurnLimits
 from gateway.turn.domain import (
-    FINISH_CONTENT_FILTER,
-    FINISH_LENGTH,
-    FINISH_STOP,
     Ask,
     ChoiceFinished,
-    Delta,
-    Event,
-    Logprob,
+    Finished,
     Message,
     ModelInfo,
     ResponseFormat,
     Sampling,
     Started,
+    TextDelta,
+    Usage,
 )
-from gateway.turn.observe import observed
-from gateway.turn.run import Upstreams, turn
+from gateway.turn.events import Cursor, Numbered
+from gateway.turn.follow import Following
+from gateway.turn.stored import left_out_to_stored, logprobs_to_stored
+from gateway.turn.turns import Turns, View
 from gateway.upstreams.billing import Billing
-from gateway.upstreams.conversation import Conversation
+from gateway.upstreams.catalogue import Catalogue
+from gateway.upstreams.conversation import Changes, Conversation
 
-ROLES = {
-    pb.ROLE_SYSTEM: "system",
-    pb.ROLE_USER: "user",
-    pb.ROLE_ASSISTANT: "assistant",
-    pb.ROLE_TOOL: "tool",
-}
-FINISH_REASONS = {
-    FINISH_STOP: pb.FINISH_REASON_STOP,
-    FINISH_LENGTH: pb.FINISH_REASON_LENGTH,
-    FINISH_CONTENT_FILTER: pb.FINISH_REASON_CONTENT_FILTER,
-}
 USER_LENGTH_MAX = 256
-TITLE_LENGTH_MAX = 200
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
@@ -61,7 +55,10 @@ def ask_of(request: pb.ChatRequest) -> Ask:
         raise bad_parameter("user", f"user must have at most {USER_LENGTH_MAX} characters.")
     return Ask(
         model=request.model,
-        messages=[Message(ROLES.get(each.role, ""), each.content) for each in request.messages],
+        messages=[
+            Message(ROLE_WORDS.get(each.role, ""), _text(f"messages[{index}]", each))
+            for index, each in enumerate(request.messages)
+        ],
         conversation_id=request.conversation_id,
         store=request.store,
         max_tokens=request.max_tokens,
@@ -81,10 +78,26 @@ def ask_of(request: pb.ChatRequest) -> Ask:
         logprobs=request.logprobs,
         top_logprobs=request.top_logprobs,
         response_format=_format(request.response_format),
+        background=request.background if request.HasField("background") else None,
     )
 
 
-def _format(asked: pb.ResponseFormat) -> ResponseFormat | None:
+def _text(path: str, message: pb.Message) -> str:
+    """The text of a message, or of its parts, which must be texts."""
+    texts = []
+    for index, part in enumerate(message.parts):
+        if part.WhichOneof("kind") != "text":
+            param = f"{path}.parts[{index}]"
+            raise bad_parameter(param, f"{param} must be text: this system reads text only.")
+        texts.append(part.text)
+    joined = "".join(texts)
+    if texts and message.content not in ("", joined):
+        param = f"{path}.content"
+        raise bad_parameter(param, f"{param} must be empty or the text of the parts, joined.")
+    return joined or message.content
+
+
+def _format(asked: content_pb2.ResponseFormat) -> ResponseFormat | None:
     kind = asked.WhichOneof("format")
     if kind is None or (kind == "json_object" and not asked.json_object):
         return None
@@ -93,69 +106,118 @@ def _format(asked: pb.ResponseFormat) -> ResponseFormat | None:
     return ResponseFormat(kind, asked.json_schema or asked.regex)
 
 
-def response_of(sequence: int, event: Event) -> pb.ChatResponse:
-    """An event as the contract has it."""
-    if isinstance(event, Delta):
-        delta = pb.TextDelta(
-            choice_index=event.choice_index,
-            text=event.text,
-            token_count=event.token_count,
-            logprobs=[_logprobs(each) for each in event.logprobs],
+def response_of(turn_id: str, epoch: int, numbered: Numbered) -> pb.ChatResponse:
+    """An event as the contract has it.
+
+    Raises:
+        MeshError: the failure that ended the turn.
+    """
+    number, event = numbered
+    cursor = Cursor(epoch, number).of(turn_id)
+    response = pb.ChatResponse(sequence=number, cursor=cursor)
+    if isinstance(event, TextDelta):
+        response.delta.choice_index, response.delta.text = event.choice_index, event.text
+        response.delta.token_count = event.token_count
+        response.delta.logprobs.extend(logprobs_to_stored(each) for each in event.logprobs)
+    elif isinstance(event, Started):
+        response.started.turn_id, response.started.model = event.turn_id, event.model.id
+        response.started.conversation_id = event.conversation_id
+        response.started.dropped_message_count = event.dropped_message_count
+        response.started.left_out.extend(left_out_to_stored(each) for each in event.left_out)
+        response.started.journaled = event.journaled
+    elif isinstance(event, ChoiceFinished):
+        ended = response.choice_finished
+        ended.choice_index, ended.finish_reason = (
+            event.choice_index,
+            FINISH_REASONS[event.finish_reason],
         )
-        return pb.ChatResponse(sequence=sequence, delta=delta)
-    if isinstance(event, Started):
-        started = pb.TurnStarted(
-            turn_id=event.turn_id,
-            model=event.model.id,
-            conversation_id=event.conversation_id,
-            dropped_message_count=event.dropped_message_count,
-        )
-        return pb.ChatResponse(sequence=sequence, started=started)
-    if isinstance(event, ChoiceFinished):
-        reason = FINISH_REASONS[event.finish_reason]
-        ended = pb.ChoiceFinished(
-            choice_index=event.choice_index,
-            finish_reason=reason,
-            filter_category=event.filter_category,
-            filter_offset=event.filter_offset,
-        )
-        return pb.ChatResponse(sequence=sequence, choice_finished=ended)
-    usage = pb.Usage(
-        prompt_token_count=event.usage.prompt_token_count,
-        cached_token_count=event.usage.cached_token_count,
-        completion_token_count=event.usage.completion_token_count,
+        ended.filter_category, ended.filter_offset = event.filter_category, event.filter_offset
+    elif isinstance(event, Finished):
+        response.finished.usage.CopyFrom(_usage_of(event.usage))
+    else:
+        raise failure_error(event)
+    return response
+
+
+def turn_of(view: View) -> pb.Turn:
+    """A turn as the contract has it."""
+    plan = view.plan.stored
+    turn = pb.Turn(
+        id=plan.turn_id,
+        state=pb.TurnState.Value(f"TURN_STATE_{view.state.upper()}"),
+        model=plan.request.model,
+        conversation_id=plan.conversation_id,
+        cursor=view.cursor.of(plan.turn_id),
+        background=plan.background,
+        journaled=view.journaled,
     )
-    return pb.ChatResponse(sequence=sequence, finished=pb.TurnFinished(usage=usage))
+    turn.create_time.FromMilliseconds(plan.create_time_ms)
+    for answer in view.answers:
+        reason = FINISH_REASONS[answer.finish_reason] if answer.is_finished else 0
+        turn.choices.add(choice_index=answer.choice_index, text=answer.text, finish_reason=reason)
+    if view.usage:
+        turn.usage.CopyFrom(_usage_of(view.usage))
+    if view.failure:
+        turn.failure.reason = pb.Reason.Value(f"REASON_{view.failure.reason}")
+        turn.failure.message = view.failure.message
+    return turn
 
 
-def _logprobs(entry: Logprob) -> pb.PositionLogprobs:
-    def one(token: Logprob) -> pb.TokenLogprob:
-        return pb.TokenLogprob(text=token.text, logprob=token.logprob)
-
-    return pb.PositionLogprobs(chosen=one(entry), top=[one(token) for token in entry.top])
+def _usage_of(usage: Usage) -> pb.Usage:
+    return pb.Usage(
+        prompt_token_count=usage.prompt_token_count,
+        cached_token_count=usage.cached_token_count,
+        completion_token_count=usage.completion_token_count,
+    )
 
 
 class ChatService(chat_pb2_grpc.ChatServiceServicer):
     """Talks."""
 
-    def __init__(self, up: Upstreams) -> None:
-        self._up = up
+    def __init__(self, turns: Turns, catalogue: Catalogue, limits: TurnLimits) -> None:
+        self._turns, self._catalogue, self._limits = turns, catalogue, limits
 
     # Written to, not generated: so that a deadline may fall inside a write.
     async def Chat(self, request: pb.ChatRequest, context: Context) -> None:  # type: ignore[override]  # noqa: N802
-        """Runs a turn."""
+        """Begins or joins a turn, and follows it."""
         try:
             caller = caller_of(context.invocation_metadata() or ())
-            async with asyncio.timeout(self._up.limits.turn_duration_s_max):
-                async with aclosing(observed(turn(ask_of(request), caller, self._up))) as events:
-                    async for sequence, event in events:
-                        await self._write(context, response_of(sequence, event))
+            key, digest = checked_key(request.idempotency_key), ""
+            if key:
+                digest = sha256(request.SerializeToString(deterministic=True)).hexdigest()
+            following = await self._turns.begin(ask_of(request), caller, key, digest)
+            async with aclosing(_responses(following)) as responses:
+                async for response in responses:
+                    await self._write(context, response)
         except Exception as error:
             raise public_error(error) from error
 
-    async def _write(self, context: Context, message: pb.ChatResponse) -> None:
+    async def Follow(self, request: pb.FollowRequest, context: Context) -> None:  # type: ignore[override]  # noqa: N802
+        """Follows a turn behind a cursor."""
         try:
-            async with asyncio.timeout(self._up.limits.reader_stall_s_max):
+            caller = caller_of(context.invocation_metadata() or ())
+            following = await self._turns.follow(request.turn_id, caller.account_id, request.after)
+            async with aclosing(_responses(following)) as responses:
+                async for response in responses:
+                    await self._write(context, pb.FollowResponse(event=response))
+        except Exception as error:
+            raise public_error(error) from error
+
+    async def Cancel(self, request: pb.CancelRequest, context: Context) -> pb.CancelResponse:  # noqa: N802
+        """Stops a turn."""
+        caller = caller_of(context.invocation_metadata() or ())
+        view = await self._turns.stop(request.turn_id, caller.account_id)
+        return pb.CancelResponse(turn=turn_of(view))
+
+    async def GetTurn(self, request: pb.GetTurnRequest, context: Context) -> pb.GetTurnResponse:  # noqa: N802
+        """Describes a turn as it is now."""
+        caller = caller_of(context.invocation_metadata() or ())
+        view = await self._turns.view(request.turn_id, caller.account_id)
+        return pb.GetTurnResponse(turn=turn_of(view))
+
+    async def _write(self, context: Context, message: pb.ChatResponse | pb.FollowResponse) -> None:
+        try:
+            async with asyncio.timeout(self._limits.reader_stall_s_max):
                 await context.write(message)
         except TimeoutError as error:
             # A status cannot overtake the message that is stuck.
@@ -165,8 +227,16 @@ class ChatService(chat_pb2_grpc.ChatServiceServicer):
         self, request: pb.ListModelsRequest, context: Context
     ) -> pb.ListModelsResponse:
         """Lists the models."""
-        models = await self._up.catalogue.models()
+        models = await self._catalogue.models()
         return pb.ListModelsResponse(models=[_model(each) for each in models])
+
+
+async def _responses(following: Following) -> AsyncGenerator[pb.ChatResponse, None]:
+    turn_id = following.plan.turn_id
+    async with aclosing(following.events()) as batches:
+        async for batch in batches:
+            for numbered in batch:
+                yield response_of(turn_id, following.epoch, numbered)
 
 
 class ConversationService(chat_pb2_grpc.ConversationServiceServicer):
@@ -203,15 +273,23 @@ class ConversationService(chat_pb2_grpc.ConversationServiceServicer):
             conversation=conversation, next_page_token=page.next_page_token
         )
 
+    async def UpdateConversation(  # noqa: N802
+        self, request: pb.UpdateConversationRequest, context: Context
+    ) -> pb.UpdateConversationResponse:
+        """Changes its title, or whether its turns run in the background."""
+        changes = Changes(
+            request.title if request.HasField("title") else None,
+            request.background if request.HasField("background") else None,
+        )
+        changed = await self._update(request.conversation_id, changes, context)
+        return pb.UpdateConversationResponse(conversation=changed)
+
     async def RenameConversation(  # noqa: N802
         self, request: pb.RenameConversationRequest, context: Context
     ) -> pb.RenameConversationResponse:
         """Changes its title."""
-        caller = caller_of(context.invocation_metadata() or ())
-        if not 1 <= len(request.title) <= TITLE_LENGTH_MAX:
-            raise bad_parameter("title", f"title must have 1 to {TITLE_LENGTH_MAX} characters.")
-        thread = await self._conversation.rename(caller, request.conversation_id, request.title)
-        return pb.RenameConversationResponse(conversation=_conversation(thread))
+        changed = await self._update(request.conversation_id, Changes(request.title), context)
+        return pb.RenameConversationResponse(conversation=changed)
 
     async def DeleteConversation(  # noqa: N802
         self, request: pb.DeleteConversationRequest, context: Context
@@ -220,6 +298,13 @@ class ConversationService(chat_pb2_grpc.ConversationServiceServicer):
         caller = caller_of(context.invocation_metadata() or ())
         await self._conversation.delete(caller, request.conversation_id)
         return pb.DeleteConversationResponse()
+
+    async def _update(
+        self, conversation_id: str, changes: Changes, context: Context
+    ) -> pb.Conversation:
+        caller = caller_of(context.invocation_metadata() or ())
+        changed = await self._conversation.update(caller, conversation_id, checked_changes(changes))
+        return _conversation(changed)
 
 
 class UsageService(chat_pb2_grpc.UsageServiceServicer):
@@ -262,16 +347,18 @@ def _conversation(found: conversation_pb2.Thread) -> pb.Conversation:
         create_time=found.create_time,
         update_time=found.update_time,
         total_token_count=found.total_token_count,
+        background=found.background,
     )
 
 
 def _message(found: conversation_pb2.Message) -> pb.Message:
-    # Both contracts number the roles alike.
     return pb.Message(
-        role=pb.Role.Value(conversation_pb2.Role.Name(found.role)),
+        role=found.role,
         content=found.content,
         create_time=found.create_time,
         token_count=found.token_count,
         turn_id=found.turn_id,
-        finish_reason=FINISH_REASONS.get(found.finish_reason, pb.FINISH_REASON_UNSPECIFIED),
+        # A store of the version before says the word only.
+        finish_reason=found.finish
+        or FINISH_REASONS.get(found.finish_reason, content_pb2.FINISH_REASON_UNSPECIFIED),
     )

@@ -1,16 +1,19 @@
-"""The accounts of one answer: generated = released + withheld, in text and in tokens. Pure."""
+"""The accounts of one answer: generated = released + withheld + unsent, in text and tokens. Pure.
+
+The turn that owns the answer is the only one that writes to it.
+"""
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from gateway.turn.domain import (
     FINISH_CANCELLED,
     FINISH_CONTENT_FILTER,
     ChoiceFinished,
-    Delta,
     Frame,
     Logprob,
+    TextDelta,
 )
 
 MASK = "[redacted]"
@@ -24,7 +27,7 @@ class Mask(NamedTuple):
     replacement: str = MASK
 
 
-class _Held(NamedTuple):
+class HeldFrame(NamedTuple):
     """A frame that is not released whole: its span in bytes, its tokens."""
 
     start: int
@@ -45,108 +48,147 @@ def whole_characters(text: bytearray, size: int) -> int:
 class Answer:
     """What a node generated of one answer, and how much of it safety cleared.
 
-    Text waits here, as UTF-8, until an offset is cleared; offsets count what was generated, not
-    what stands in the place of masked text. Tokens count as released once the whole text of their
-    frame is.
+    Offsets count bytes of the generated UTF-8 text, not what stands in the place of masked text.
+    Tokens count as released once the whole text of their frame is.
     """
 
     def __init__(self, choice_index: int) -> None:
         self.choice_index = choice_index
         # Output tokens in order: what another node needs to continue.
         self.token_ids: list[int] = []
-        self.cached_token_count = 0
+        # All generated text; bytes up to `released_offset` may leave.
+        self.text_bytes = bytearray()
+        self.released_offset = 0
         self.released_token_count = 0
+        self.cached_token_count = 0
         # Why it ended; until then, why it would be said to have ended.
         self.finish_reason = FINISH_CANCELLED
+        # Its end was an event.
+        self.is_finished = False
         self._filter_category, self._filter_offset = "", 0
         self._node_finish_reason = ""
-        self._released: list[str] = []
-        self._released_offset = 0
-        self._waiting = bytearray()
-        self._frames: deque[_Held] = deque()
+        self._shown: list[str] = []
+        self._held: deque[HeldFrame] = deque()
 
     @property
     def text(self) -> str:
-        """All released text."""
-        return "".join(self._released)
+        """All released text, as it was shown."""
+        return "".join(self._shown)
 
     @property
-    def withheld_token_count(self) -> int:
+    def unreleased_token_count(self) -> int:
         """Generated tokens that the client did not get."""
         return len(self.token_ids) - self.released_token_count
 
     @property
-    def unreleased_byte_count(self) -> int:
-        """Bytes of text that wait for safety."""
-        return len(self._waiting)
+    def withheld_token_count(self) -> int:
+        """Those of them that safety withheld."""
+        return self.unreleased_token_count if self.finish_reason == FINISH_CONTENT_FILTER else 0
 
     @property
-    def finished(self) -> ChoiceFinished:
-        """How it ended, as the client hears it."""
-        return ChoiceFinished(
-            self.choice_index, self.finish_reason, self._filter_category, self._filter_offset
-        )
+    def unreleased_byte_count(self) -> int:
+        """Bytes of text that wait for safety."""
+        return len(self.text_bytes) - self.released_offset
+
+    @property
+    def held(self) -> Iterable[HeldFrame]:
+        """The frames that are not released whole."""
+        return self._held
 
     def receive(self, frame: Frame) -> None:
-        """Notes what the node sent (its token ids are noted by who read them)."""
-        start = self._released_offset + len(self._waiting)
-        self._waiting += frame.text.encode()
-        end = self._released_offset + len(self._waiting)
-        if frame.token_count or frame.logprobs:
-            self._frames.append(_Held(start, end, frame.token_count, frame.logprobs))
+        """Takes what the node sent."""
+        start = len(self.text_bytes)
+        self.token_ids.extend(frame.token_ids)
+        self.text_bytes += frame.text.encode()
+        if frame.token_ids or frame.logprobs:
+            end, count = len(self.text_bytes), len(frame.token_ids)
+            self._held.append(HeldFrame(start, end, count, frame.logprobs))
         if frame.finish_reason:
             self._node_finish_reason = frame.finish_reason
             self.cached_token_count = frame.cached_token_count
 
-    def release(self, offset: int, masks: Sequence[Mask] = ()) -> Delta | None:
+    def release(self, offset: int, masks: Sequence[Mask] = ()) -> TextDelta | None:
         """Releases the text up to `offset` (bytes of the whole answer); None when that is none.
 
         An offset inside a character is taken as the start of that character; one past what was
         received as its end. What of `masks` has not left is masked.
         """
-        size = whole_characters(self._waiting, offset - self._released_offset)
-        text = self._masked(size, masks) if masks else self._waiting[:size].decode()
-        if size:
-            del self._waiting[:size]
-            self._released_offset += size
+        end = max(whole_characters(self.text_bytes, offset), self.released_offset)
+        text = self._masked(end, masks) if masks else self._between(self.released_offset, end)
+        self.released_offset = end
         if text:
-            self._released.append(text)
+            self._shown.append(text)
         logprobs = self._release_frames(masks)
         if not text and not logprobs:
             return None
-        return Delta(self.choice_index, text, self.released_token_count, logprobs)
+        return TextDelta(self.choice_index, text, self.released_token_count, logprobs)
 
-    def clear(self, masks: Sequence[Mask] = ()) -> Delta | None:
+    def clear(self, masks: Sequence[Mask] = ()) -> TextDelta | None:
         """Releases all that is left and takes over the node's reason, if it came to one."""
         self.finish_reason = self._node_finish_reason or FINISH_CANCELLED
-        return self.release(self._released_offset + len(self._waiting), masks)
+        return self.release(len(self.text_bytes), masks)
 
-    def block(self, category: str = "", offset: int = 0, safe_text: str = "") -> Delta | None:
+    def block(self, category: str = "", offset: int = 0, safe_text: str = "") -> TextDelta | None:
         """Withholds what was not released, for good; `safe_text` is said in its place."""
         self.finish_reason = FINISH_CONTENT_FILTER
         self._filter_category, self._filter_offset = category, offset
-        self._waiting.clear()
-        self._frames.clear()
+        del self.text_bytes[self.released_offset :]
+        self._held.clear()
         if not safe_text:
             return None
-        text = f"\n\n{safe_text}" if self._released else safe_text
-        self._released.append(text)
-        return Delta(self.choice_index, text, self.released_token_count)
+        text = f"\n\n{safe_text}" if self._shown else safe_text
+        self._shown.append(text)
+        return TextDelta(self.choice_index, text, self.released_token_count)
 
-    def _masked(self, size: int, masks: Sequence[Mask]) -> str:
-        """The first `size` bytes that wait, masked."""
-        border, kept = 0, bytearray()
-        for start, end, replacement in sorted(masks):
-            begin = whole_characters(self._waiting, start - self._released_offset)
-            if end > start and end > self._released_offset + border and begin < size:
-                kept += self._waiting[border : max(begin, border)] + replacement.encode()
-                border = whole_characters(self._waiting, min(end - self._released_offset, size))
-        return (kept + self._waiting[border:size]).decode()
+    def finish(self) -> ChoiceFinished:
+        """Ends it; how, as the client hears it."""
+        self.is_finished = True
+        return ChoiceFinished(
+            self.choice_index, self.finish_reason, self._filter_category, self._filter_offset
+        )
+
+    def resume(
+        self,
+        *,
+        token_ids: Iterable[int],
+        text: str,
+        released_offset: int,
+        released_token_count: int,
+        held: Iterable[HeldFrame],
+        cached_token_count: int,
+    ) -> None:
+        """Takes over what its last owner journaled since the entry before."""
+        self.token_ids.extend(token_ids)
+        self.text_bytes += text.encode()
+        self.released_offset, self.released_token_count = released_offset, released_token_count
+        self.cached_token_count = cached_token_count
+        self._held = deque(held)
+
+    def replay(self, event: TextDelta | ChoiceFinished) -> None:
+        """Takes over what its last owner showed."""
+        if isinstance(event, TextDelta):
+            self._shown.append(event.text)
+            return
+        self.is_finished, self.finish_reason = True, event.finish_reason
+        self._filter_category, self._filter_offset = event.filter_category, event.filter_offset
+
+    def _between(self, start: int, end: int) -> str:
+        return self.text_bytes[start:end].decode()
+
+    def _masked(self, end: int, masks: Sequence[Mask]) -> str:
+        """The text from what was released up to `end`, masked."""
+        border, kept = self.released_offset, ""
+        for mask in sorted(masks):
+            begin = max(whole_characters(self.text_bytes, mask.start), border)
+            if mask.end > mask.start and mask.end > border and begin < end:
+                kept += self._between(border, begin) + mask.replacement
+                border = max(whole_characters(self.text_bytes, min(mask.end, end)), begin)
+        return kept + self._between(border, end)
 
     def _release_frames(self, masks: Sequence[Mask]) -> Sequence[Logprob]:
         logprobs: list[Logprob] = []
-        while self._frames and self._frames[0].end <= self._released_offset:
-            frame = self._frames.popleft()
+        while self._held and self._held[0].end <= self.released_offset:
+            frame = self._held.popleft()
             self.released_token_count += frame.token_count
             # Log probabilities would tell what is masked.
             if not any(frame.start < mask.end and mask.start < frame.end for mask in masks):

@@ -6,10 +6,9 @@ from dataclasses import dataclass, field
 FINISH_STOP = "stop"
 FINISH_LENGTH = "length"
 FINISH_CONTENT_FILTER = "content_filter"
-# Stored, never shown: the client left, or a part of the system failed, before the end.
+# Stopped, or nobody read it, or a part of the system failed, before the end.
 FINISH_CANCELLED = "cancelled"
 
-TIERS = ("free", "pro", "enterprise", "admin")
 CHOICE_COUNT_MAX = 4
 
 
@@ -36,7 +35,7 @@ class Message:
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """How tokens are drawn; ranges as in inference.v1.SamplingParams."""
+    """How tokens are drawn; ranges as in content.v1.Sampling."""
 
     temperature: float | None = None
     top_p: float | None = None
@@ -51,7 +50,7 @@ class Sampling:
 
 @dataclass(frozen=True, slots=True)
 class ResponseFormat:
-    """What the text of an answer is held to; ranges as in inference.v1.ResponseFormat."""
+    """What the text of an answer is held to; ranges as in content.v1.ResponseFormat."""
 
     # "json_object", "json_schema", "regex" or "choice".
     kind: str
@@ -80,6 +79,10 @@ class Ask:
     logprobs: bool = False
     top_logprobs: int = 0
     response_format: ResponseFormat | None = None
+    # Run to the end although nobody reads; None: as the conversation says.
+    background: bool | None = None
+    # The stream tells the usage at its end.
+    include_usage: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +94,8 @@ class ModelInfo:
     # Names tokenizer and engine: two answers of one fingerprint and seed are the same.
     fingerprint: str
     created_unix_s: int = 0
+    # Another node draws the same tokens from the same request.
+    draws_by_position: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +123,7 @@ class Logprob:
 class Frame:
     """What a node sent at once: tokens, the text that became final with them, perhaps the end."""
 
-    token_count: int = 0
+    token_ids: Sequence[int] = ()
     text: str = ""
     logprobs: Sequence[Logprob] = ()
     # "stop" or "length" on the last frame, else empty.
@@ -137,6 +142,18 @@ class Usage:
 
 
 @dataclass(frozen=True, slots=True)
+class LeftOut:
+    """What of one part of the prompt the model did not read."""
+
+    # Name of a rule of `context.parts`.
+    part: str
+    # Messages that are missing, or cut.
+    message_count: int
+    # None: they were not counted.
+    token_count: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Started:
     """First event: a node accepted the turn."""
 
@@ -144,11 +161,18 @@ class Started:
     model: ModelInfo
     # Where the turn is kept; empty when it is not.
     conversation_id: str
+    # The messages of `left_out`.
     dropped_message_count: int
+    left_out: Sequence[LeftOut] = ()
+    choice_count: int = 1
+    created_unix_s: int = 0
+    include_usage: bool = False
+    # Whoever follows goes on although the process that runs the turn dies.
+    journaled: bool = False
 
 
 @dataclass(frozen=True, slots=True)
-class Delta:
+class TextDelta:
     """More released text of one answer."""
 
     choice_index: int
@@ -172,9 +196,19 @@ class ChoiceFinished:
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """Last event."""
+    """Last event of a turn that did not fail."""
 
     usage: Usage
 
 
-Event = Started | Delta | ChoiceFinished | Finished
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """Last event of a turn that failed: the public reason, and what to do."""
+
+    reason: str
+    message: str
+    metadata: Mapping[str, str] = field(default_factory=dict)
+    retry_after_s: float | None = None
+
+
+Event = Started | TextDelta | ChoiceFinished | Finished | Failed

@@ -71,7 +71,7 @@ class Feed:
 
     async def _take(self, frame: Frame) -> None:
         self._answer.receive(frame)
-        self._token_count += frame.token_count
+        self._token_count += len(frame.token_ids)
         if frame.text:
             self._texts.append(frame.text)
             self._arrived.set()

@@ -5,32 +5,16 @@ position, so that it draws the same ones the first would have drawn, and the cli
 """
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 
-import grpc
 import structlog
 
 from gateway import metrics
 from gateway.settings import TurnLimits
 from gateway.turn.domain import Frame
-from gateway.upstreams.failures import translate
-from gateway.upstreams.inference import BrokenStreamError, Inference, Job
+from gateway.upstreams.inference import Inference, Job, NodeError
 from gateway.upstreams.pool import NodeState, Pool, counted
-from mesh.chassis.errors import MeshError
-
-# What another node may mend. INTERNAL without details is a transport that broke; with details it is
-# the node's own failure, which would follow the request.
-MOVABLE_CODES = {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED}
-MOVABLE_REASONS = {
-    "QUEUE_FULL",
-    "DEADLINE_UNREACHABLE",
-    "DRAINING",
-    "MODEL_NOT_FOUND",
-    "REQUEST_TOO_LARGE",
-}
-# Refusals that no wait of ours will mend: with no other node left, the client is told at once.
-REFUSALS = {"QUEUE_FULL", "DEADLINE_UNREACHABLE", "MODEL_NOT_FOUND", "REQUEST_TOO_LARGE"}
 
 log = structlog.get_logger()
 
@@ -41,35 +25,40 @@ class Generator:
     def __init__(self, inference: Inference, pool: Pool, limits: TurnLimits) -> None:
         self._inference, self._pool, self._limits = inference, pool, limits
 
-    async def generate(self, job: Job, emitted: list[int]) -> AsyncGenerator[Frame, None]:
-        """Streams an answer to its end; appends each token to `emitted`.
+    async def generate(
+        self, job: Job, emitted: Sequence[int] = (), first_attempt: int = 0
+    ) -> AsyncGenerator[Frame, None]:
+        """Streams an answer to its end, behind the tokens that were `emitted` before.
 
-        The first frame of each attempt is empty: a node accepted.
+        The first frame of each attempt is empty: a node accepted. Attempts are numbered from
+        `first_attempt`.
 
         Raises:
             MeshError: OVERLOADED, SERVICE_UNAVAILABLE, CONTEXT_LENGTH_EXCEEDED, …: no node would,
                 or each one broke.
         """
-        tried: set[str] = set()
+        token_ids, tried = list(emitted), set[str]()
         for attempt in range(self._limits.node_attempt_count_max):
             node = self._pool.choose(job.request.model, job.affinity, tried)
             node = node or self._pool.choose(job.request.model, job.affinity)
             try:
-                async with aclosing(self._at(node, job, attempt, emitted)) as frames:
+                stream = self._at(node, job, first_attempt + attempt, token_ids)
+                async with aclosing(stream) as frames:
                     async for frame in frames:
+                        token_ids += frame.token_ids
                         yield frame
                 return
-            except (grpc.aio.AioRpcError, BrokenStreamError, MeshError) as error:
-                failure = _failure(error)
-            if not _is_movable(failure):
-                raise translate("inference", failure)
+            except NodeError as error:
+                failure = error
+            if not failure.is_movable:
+                raise failure.public
             if node:
                 tried.add(node.key)
             await self._turn_elsewhere(failure, job, attempt, tried)
-        raise translate("inference", failure)
+        raise failure.public
 
     async def _at(
-        self, node: NodeState | None, job: Job, attempt: int, emitted: list[int]
+        self, node: NodeState | None, job: Job, attempt: int, emitted: Sequence[int]
     ) -> AsyncGenerator[Frame, None]:
         with counted(node):
             name = node.name if node else ""
@@ -78,35 +67,14 @@ class Generator:
                     yield frame
 
     async def _turn_elsewhere(
-        self, failure: MeshError, job: Job, attempt: int, tried: set[str]
+        self, failure: NodeError, job: Job, attempt: int, tried: set[str]
     ) -> None:
         """Returns when the next attempt may be made; raises when none should."""
         others = self._pool.has_other(job.request.model, tried)
-        if not others and failure.reason in REFUSALS:
-            raise translate("inference", failure)
-        reason = failure.reason or failure.code.name
-        metrics.CONTINUATIONS.labels(reason).inc()
-        log.warning("generation_moved", turn_id=job.request.turn_id, reason=reason, attempt=attempt)
+        if not others and failure.is_refusal:
+            raise failure.public
+        metrics.CONTINUATIONS.labels(failure.reason).inc()
+        turn_id = job.request.turn_id
+        log.warning("generation_moved", turn_id=turn_id, reason=failure.reason, attempt=attempt)
         if not others:  # the one that is being restarted is worth waiting for
             await asyncio.sleep(self._limits.node_backoff_s * 2**attempt)
-
-
-def _failure(error: Exception) -> MeshError:
-    if isinstance(error, grpc.aio.AioRpcError):
-        failure = MeshError.from_rpc(error)
-        if failure.code is grpc.StatusCode.INTERNAL and not _has_details(error):
-            failure.code = grpc.StatusCode.UNAVAILABLE
-        return failure
-    if isinstance(error, MeshError):
-        return error
-    return MeshError(grpc.StatusCode.UNAVAILABLE, "", str(error))
-
-
-def _has_details(error: grpc.aio.AioRpcError) -> bool:
-    return "grpc-status-details-bin" in (error.trailing_metadata() or {})
-
-
-def _is_movable(failure: MeshError) -> bool:
-    if failure.reason:
-        return failure.reason in MOVABLE_REASONS
-    return failure.code in MOVABLE_CODES

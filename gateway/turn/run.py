@@ -1,117 +1,267 @@
-"""The whole way of a chat request. Knows neither gRPC nor HTTP; two faces show it."""
+"""A turn that this process owns, from its plan to its end. Nothing of it hangs on who reads it.
+
+plan → (generate → screen reply) × n → numbered events → journal → readers
+     └→ settle ‖ remember, on every way out
+"""
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Coroutine
-from contextlib import aclosing, asynccontextmanager
-from dataclasses import dataclass, replace
-from typing import TypeVar
+import time
+from collections.abc import Callable, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
 
+import structlog
+
+from gateway import errors, metrics
+from gateway.errors import is_public, public
 from gateway.settings import TurnLimits
-from gateway.turn.checks import check
-from gateway.turn.choice import Choice, choosing
+from gateway.turn.answer import Answer
+from gateway.turn.background import Background, wait_at_most
+from gateway.turn.choice import Choice
+from gateway.turn.conclude import Concluder, usage_of
 from gateway.turn.domain import (
-    FINISH_CONTENT_FILTER,
-    Ask,
-    Caller,
-    ChoiceFinished,
-    Delta,
     Event,
+    Failed,
     Finished,
-    ModelInfo,
     Started,
-    Usage,
+    TextDelta,
 )
+from gateway.turn.events import EventLog
+from gateway.turn.feed import WAITING_BYTES_MAX
 from gateway.turn.generation import Generator
-from gateway.turn.record import Recorder, usage_of
-from gateway.turn.threads import Threads
-from gateway.upstreams.catalogue import Catalogue
-from gateway.upstreams.inference import Job
-from gateway.upstreams.safety import Safety, Screened
-from gateway.upstreams.tokenizer import Tokenizer
+from gateway.turn.journal import (
+    CANCELLED,
+    COMPLETED,
+    FAILED,
+    RUNNING,
+    Head,
+    JournalWriter,
+    Outcome,
+    Recording,
+)
+from gateway.turn.plan import Plan
+from gateway.turn.stored import read_batches
+from gateway.upstreams.safety import Safety
+from mesh.chassis import deadlines
+from mesh.chassis.errors import MeshError
 
-T = TypeVar("T")
-# A turn that another gateway adopts will carry another epoch; today every turn ends where it began.
-EPOCH = 0
+# Each owner's attempts at nodes have numbers of their own.
+ATTEMPTS_OF_AN_OWNER = 100
+# A turn that is read at another gateway is written so much more often.
+LISTENED_FLUSH_DIVISOR = 8
+MS = 1000
+
+log = structlog.get_logger()
 
 
 @dataclass(frozen=True, slots=True)
-class Upstreams:
-    """What a turn needs, in the order it needs it."""
+class Means:
+    """What it takes to run a turn."""
 
-    catalogue: Catalogue
-    threads: Threads
-    safety: Safety
-    tokenizer: Tokenizer
-    recorder: Recorder
     generator: Generator
+    safety: Safety
+    concluder: Concluder
+    writer: JournalWriter
+    background: Background
     limits: TurnLimits
+    # Seconds since the epoch.
+    clock: Callable[[], float] = time.time
 
 
-async def turn(ask: Ask, caller: Caller, up: Upstreams) -> AsyncGenerator[Event, None]:
-    """Runs one turn: Started, then deltas and the end of each answer, then Finished.
+class Run:
+    """One turn of this process: the only writer of its answers, its events and their numbers."""
 
-    Events are numbered from 0 in the order in which they are yielded. Close the generator (or
-    cancel its task) when the client is gone: generation is cancelled at once, and what was used
-    and said is still recorded. Nothing is yielded, generated or charged when the prompt is refused.
+    def __init__(
+        self,
+        plan: Plan,
+        means: Means,
+        owner: str,
+        before: Head | None = None,
+        batches: Sequence[bytes] = (),
+    ) -> None:
+        """With `before` it goes on in the next epoch, where the last owner came in the journal."""
+        self.plan, self._means = plan, means
+        epoch_numbers = (*before.epoch_numbers, before.number) if before else ()
+        # Whether what earlier owners sent is what this one sends; not so with other weights.
+        self.redraws = plan.redraws
+        # It is being found out whether anybody reads it.
+        self.is_unread = False
+        self.renew_at = asyncio.get_running_loop().time() + means.limits.hold_lifetime_s / 2
+        self.answers = [Answer(index) for index in range(plan.choice_count)]
+        events = read_batches(batches, plan.started(journaled=True), self.answers)
+        self.log = EventLog(events)
+        self.recording = Recording(plan, owner, self.log, self.answers, epoch_numbers)
+        self.recording.on_fenced, self.recording.on_stopped = self._superseded, self.stop
+        self._attempt = len(epoch_numbers) * ATTEMPTS_OF_AN_OWNER
+        self._begin = time.perf_counter()
+        self._task: asyncio.Task[None] | None = None
+        self._is_stopped = self._is_answering = False
 
-    Raises:
-        MeshError: with a reason of chat.v1.Reason; before Started nothing was generated.
-    """
-    check(ask, caller.tier, up.limits)
-    model = await up.catalogue.find(ask.model)
-    ask = replace(ask, model=model.id)
-    thread = await up.threads.open(ask, caller, model)
-    messages = [*thread.history, *ask.messages]
-    async with running(up.safety.screen_prompt(caller, messages)) as screening:
-        limit = up.limits.answer_token_count_max[caller.tier]
-        prompt = await up.tokenizer.encode(model, messages, ask.max_tokens, limit)
-        async with up.recorder.recorded(ask, caller, thread, prompt) as record:
-            screened = await screening
-            if screened.safe_text:
-                for event in safe_completion(caller, model, ask.n, screened):
-                    yield event
-                return
-            if screened.masked:  # the model reads, and the thread keeps, the masked messages
-                ask = replace(ask, messages=screened.masked[len(thread.history) :])
-                prompt = await up.tokenizer.encode(
-                    model, screened.masked, ask.max_tokens, prompt.max_tokens
-                )
-                await up.recorder.mask(record, ask, prompt)
+    @property
+    def head(self) -> Head:
+        """As the journal would have it, were it up to date."""
+        return Head(
+            turn_id=self.plan.turn_id,
+            account_id=self.plan.caller.account_id,
+            owner=self.recording.owner,
+            epoch=self.recording.epoch,
+            number=self.log.number,
+            state=self.recording.state if self.log.is_ended else RUNNING,
+            epoch_numbers=self.recording.epoch_numbers,
+        )
+
+    @property
+    def has_started(self) -> bool:
+        """A node accepted it; one that none accepted leaves no trace."""
+        return bool(self.log.events) and isinstance(self.log.events[0].event, Started)
+
+    def start(self, ended: Callable[[], None]) -> None:
+        """Begins; `ended` is called when nothing more happens here."""
+        self._means.writer.note(self.recording)
+        self._task = asyncio.create_task(self._run(), name=f"turn {self.plan.turn_id}")
+        self._task.add_done_callback(lambda _: ended())
+
+    def stop(self) -> None:
+        """Ends it as cancelled: what was said is kept and billed."""
+        self._is_stopped = True
+        if self._is_answering and self._task:
+            self._task.cancel()
+
+    async def leave(self) -> None:
+        """Ends it here, so that another gateway may go on with it."""
+        self.log.end(moved=True)
+        self.stop()
+        if self._task:
+            await asyncio.wait([self._task])
+
+    async def _run(self) -> None:
+        deadlines.enter(None)  # the deadline of the request that began it is not the turn's
+        state, failure = await self._answered()
+        if not self.log.is_moved:
+            await self._conclude(state, failure)
+
+    async def _answered(self) -> tuple[str, Failed | None]:
+        """Makes what is missing of the answers; how that ended."""
+        if self._is_stopped:
+            return CANCELLED, None
+        self._is_answering = True
+        try:
+            async with asyncio.timeout(self._left_s()):
+                await self._answer()
+        except asyncio.CancelledError:
+            if not self._is_stopped or self._task is None:
+                raise
+            self._task.uncancel()
+            return CANCELLED, None
+        except Exception as error:
+            return FAILED, _failed(error)
+        finally:
+            self._is_answering = False
+        return COMPLETED, None
+
+    async def _answer(self) -> None:
+        if self.plan.stored.safe_text:
+            return await self._say_safe_text()
+        async with AsyncExitStack() as stack:
+            unfinished = [answer for answer in self.answers if not answer.is_finished]
             choices = [
-                Choice(
-                    answer,
-                    up.generator.generate(
-                        Job.of(ask, caller, prompt, answer.choice_index), answer.token_ids
-                    ),
-                    up.safety.screen_reply(caller, answer.choice_index),
-                )
-                for answer in record.answers
+                await stack.enter_async_context(self._choice(answer)) for answer in unfinished
             ]
-            async with choosing(choices) as run, aclosing(run.events()) as events:
-                await run.accepted()
-                yield Started(caller.turn_id, model, thread.id, prompt.dropped_message_count)
-                async for event in events:
-                    yield event
-    yield Finished(usage_of(prompt, record.answers))
+            for choice in choices:
+                await choice.accepted()
+            await self._say_started()
+            if len(choices) == 1:
+                return await choices[0].run(self._publish, self._room)
+            async with asyncio.TaskGroup() as group:
+                for choice in choices:
+                    group.create_task(choice.run(self._publish, self._room))
+        return None
+
+    def _choice(self, answer: Answer) -> Choice:
+        job = self.plan.job.choice(answer.choice_index)
+        frames = self._means.generator.generate(job, answer.token_ids, self._attempt)
+        return Choice(answer, frames, self._means.safety.screen_reply(self.plan.caller, answer))
+
+    async def _say_started(self) -> None:
+        """The first event, once it is known whether the plan is durable."""
+        if not self.log.events:
+            await self.recording.opened()
+            self._publish(self.plan.started(journaled=self.recording.is_journaled))
+
+    async def _say_safe_text(self) -> None:
+        """Nothing is generated, kept or charged."""
+        await self._say_started()
+        stored = self.plan.stored
+        for answer in self.answers:
+            if not answer.is_finished:
+                if delta := answer.block(stored.safe_category, 0, stored.safe_text):
+                    self._publish(delta)
+                self._publish(answer.finish())
+
+    def _publish(self, event: Event) -> None:
+        if isinstance(event, TextDelta) and len(self.log.events) == 1:
+            metrics.FIRST_TEXT_SECONDS.observe(time.perf_counter() - self._begin)
+        numbered, recording = self.log.append(event), self.recording
+        flush_s = self._means.limits.journal_flush_s
+        if recording.may_show:
+            self.log.show(numbered.number)
+        if not self.plan.redraws:
+            flush_s = 0.0
+        elif recording.is_listened:
+            flush_s /= LISTENED_FLUSH_DIVISOR
+        self._means.writer.note(recording, flush_s)
+
+    async def _room(self) -> None:
+        if not self.plan.stored.background:
+            await self.log.room(WAITING_BYTES_MAX)
+
+    async def _conclude(self, state: str, failure: Failed | None) -> None:
+        """Ends the answers, and the turn in the books, unless another has it now."""
+        outcome = "finished" if state == COMPLETED else state
+        metrics.TURNS.labels(failure.reason.lower() if failure else outcome).inc()
+        if state == CANCELLED and self.has_started:
+            for answer in self.answers:
+                if not answer.is_finished:
+                    self._publish(answer.finish())
+        # Only the owner may settle: a gateway that slept has to find out before.
+        self._means.writer.note(self.recording)
+        if await self.recording.flushed() is Outcome.FENCED:
+            return
+        concluding = self._means.concluder.conclude(self.plan, self.answers)
+        recorded = self._means.background.start(concluding, "conclude_turn")
+        await wait_at_most(recorded, self._means.limits.conclude_wait_s)
+        if not self.log.is_final:
+            last = failure or Finished(usage_of(self.plan, self.answers))
+            self.log.show(self.log.append(last).number)
+        await recorded
+        if self.has_started:
+            self.recording.end(state)
+            self._means.writer.note(self.recording)
+            await self.recording.flushed()
+        self.log.end()
+
+    def _superseded(self) -> None:
+        """Another gateway has adopted the turn: whoever reads here reads on there."""
+        metrics.TURNS_LOST.inc()
+        log.warning("turn_superseded", turn_id=self.plan.turn_id, epoch=self.recording.epoch)
+        self.log.end(moved=True)
+        self.stop()
+
+    def _left_s(self) -> float:
+        passed_s = self._means.clock() - self.plan.stored.create_time_ms / MS
+        return max(0.0, self._means.limits.turn_duration_s_max - passed_s)
 
 
-def safe_completion(caller: Caller, model: ModelInfo, n: int, screened: Screened) -> list[Event]:
-    """What is said instead of an answer: nothing was generated, nothing is kept or charged."""
-    events: list[Event] = [Started(caller.turn_id, model, "", 0)]
-    for index in range(n):
-        ended = ChoiceFinished(index, FINISH_CONTENT_FILTER, screened.category)
-        events += [Delta(index, screened.safe_text, 0), ended]
-    return [*events, Finished(Usage(0, 0, 0))]
-
-
-@asynccontextmanager
-async def running(work: Coroutine[None, None, T]) -> AsyncIterator["asyncio.Task[T]"]:
-    """Runs work beside what is inside; leaving cancels it when it is not done."""
-    task = asyncio.create_task(work)
-    try:
-        yield task
-    finally:
-        task.cancel()
-        await asyncio.wait([task])
-        if not task.cancelled():
-            task.exception()  # whoever awaited it was told
+def _failed(error: Exception) -> Failed:
+    """The failure of a turn as its readers hear it."""
+    if isinstance(error, ExceptionGroup):
+        error = error.exceptions[0]
+    shown = error if isinstance(error, MeshError) and is_public(error) else None
+    if isinstance(error, TimeoutError):
+        message = "The time for this request ran out; ask for less."
+        shown = public(errors.TIMEOUT, message)
+    if shown is None:
+        # The type only: the text of an unknown error may hold a prompt.
+        log.error("turn_crashed", error=type(error).__name__)
+        shown = public(errors.INTERNAL_ERROR, "A fault of ours; try again shortly.")
+    return Failed(shown.reason, shown.message, shown.metadata, shown.retry_after_s)

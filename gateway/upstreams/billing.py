@@ -1,13 +1,13 @@
 """The meter: what a turn may cost, what it did cost."""
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 
 import grpc
 from google.protobuf import duration_pb2
 
 from chatmesh.billing.v1 import billing_pb2 as pb
 from chatmesh.billing.v1 import billing_pb2_grpc
-from gateway.turn.domain import Caller, Prompt, Usage
+from gateway.turn.domain import Ask, Caller, Prompt, Usage
 from gateway.upstreams.failures import translated
 from mesh.chassis.errors import MeshError
 
@@ -21,25 +21,27 @@ class Billing:
         self._quota = billing_pb2_grpc.QuotaServiceStub(channel)
         self._usage = billing_pb2_grpc.UsageServiceStub(channel)
 
-    async def hold(
-        self, caller: Caller, model: str, prompt: Prompt, n: int, lifetime_s: float
+    def hold_of(
+        self, caller: Caller, ask: Ask, prompt: Prompt, lifetime_s: float
     ) -> pb.HoldRequest:
-        """Reserves the worst case of a turn; returns the hold, for the calls below.
+        """What `hold` reserves for a turn: its worst case."""
+        return pb.HoldRequest(
+            turn_id=caller.turn_id,
+            account_id=caller.account_id,
+            model=ask.model,
+            prompt_token_count=len(prompt.token_ids),
+            output_token_count_max=ask.n * prompt.max_tokens,
+            lifetime=_duration(lifetime_s),
+        )
+
+    async def hold(self, hold: pb.HoldRequest) -> None:
+        """Reserves; repeatable.
 
         Raises:
             MeshError: INSUFFICIENT_QUOTA, SERVICE_UNAVAILABLE, TIMEOUT.
         """
-        request = pb.HoldRequest(
-            turn_id=caller.turn_id,
-            account_id=caller.account_id,
-            model=model,
-            prompt_token_count=len(prompt.token_ids),
-            output_token_count_max=n * prompt.max_tokens,
-            lifetime=_duration(lifetime_s),
-        )
         with translated("billing"):
-            await self._quota.Hold(request)
-        return request
+            await self._quota.Hold(hold)
 
     async def extend(self, hold: pb.HoldRequest) -> None:
         """Lets a hold live for its lifetime from now, with at least the tokens it names.
@@ -56,14 +58,31 @@ class Billing:
         with translated("billing"):
             await self._of(hold, lambda: self._quota.Extend(request))
 
-    async def settle(self, hold: pb.HoldRequest, usage: Usage, withheld_token_count: int) -> None:
-        """Replaces the hold by what was used. Repeatable."""
+    async def settle(
+        self,
+        hold: pb.HoldRequest,
+        usage: Usage,
+        withheld_token_count: int,
+        unsent_token_count: int = 0,
+        further_steps: Sequence[pb.StepUsage] = (),
+    ) -> None:
+        """Replaces the hold by what was used. Repeatable.
+
+        Args:
+            hold: what `hold` returned.
+            usage: of step 0, the turn's first model call; withheld and unsent tokens included.
+            withheld_token_count: of these, withheld by safety.
+            unsent_token_count: of these, neither released to a reader nor withheld.
+            further_steps: the model calls after the first.
+        """
         request = pb.SettleRequest(
             turn_id=hold.turn_id,
             prompt_token_count=usage.prompt_token_count,
             cached_token_count=usage.cached_token_count,
             output_token_count=usage.completion_token_count,
             withheld_token_count=withheld_token_count,
+            unsent_token_count=unsent_token_count,
+            steps=further_steps,
         )
         with translated("billing"):
             await self._of(hold, lambda: self._quota.Settle(request))

@@ -48,6 +48,12 @@ PARAMS = {
 # Reasons whose own words are for the client; others could speak of what is not theirs.
 SPOKEN = {errors.CONTEXT_LENGTH_EXCEEDED, errors.INVALID_PARAMETER}
 RETRY_AFTER_S_DEFAULT = 1.0
+# What the same call may mend later.
+TRANSIENT = {
+    grpc.StatusCode.UNAVAILABLE,
+    grpc.StatusCode.DEADLINE_EXCEEDED,
+    grpc.StatusCode.INTERNAL,
+}
 
 _MESSAGES = {
     errors.INSUFFICIENT_QUOTA: "Your budget has no room for this request; ask for fewer "
@@ -79,6 +85,11 @@ def translate(service: str, error: MeshError) -> MeshError:
     if reason in (errors.SERVICE_UNAVAILABLE, errors.TIMEOUT):
         facts["service"] = service
     return public(reason, message, retry_after_s=_retry_after_s(reason, error), **facts)
+
+
+def may_pass(error: MeshError) -> bool:
+    """Whether the same call may succeed later, or perhaps did although nobody heard."""
+    return error.code in TRANSIENT
 
 
 def _by_code(error: MeshError) -> str:

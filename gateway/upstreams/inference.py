@@ -1,4 +1,4 @@
-"""The nodes, one at a time: token ids in, token ids and text out."""
+"""The nodes, one at a time: token ids in, token ids and text out; what their failures mean."""
 
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
@@ -6,8 +6,10 @@ from hashlib import blake2b
 
 import grpc
 
+from chatmesh.content.v1 import content_pb2
 from chatmesh.inference.v1 import inference_pb2 as pb
 from chatmesh.inference.v1 import inference_pb2_grpc
+from gateway.content import FINISH_WORDS
 from gateway.turn.domain import (
     FINISH_LENGTH,
     FINISH_STOP,
@@ -19,6 +21,8 @@ from gateway.turn.domain import (
     Prompt,
     ResponseFormat,
 )
+from gateway.upstreams.failures import translate
+from mesh.chassis.errors import MeshError
 
 INSTANCE_KEY = "x-chatmesh-instance"
 PRIORITIES = {
@@ -28,14 +32,63 @@ PRIORITIES = {
     "enterprise": pb.PRIORITY_HIGH,
     "admin": pb.PRIORITY_HIGH,
 }
-FINISH_REASONS = {pb.FINISH_REASON_STOP: FINISH_STOP, pb.FINISH_REASON_LENGTH: FINISH_LENGTH}
+# Any other means that the node gave the answer up: see content.v1.FinishReason.
+ENDS = {FINISH_STOP, FINISH_LENGTH}
 UINT64_MASK = (1 << 64) - 1
 FINGERPRINT_DIGITS = 10
 LOAD_INTERVAL_MS = 50
 
 
-class BrokenStreamError(Exception):
-    """A node's stream ended without an end, or out of step: the answer may go on elsewhere."""
+# What another node may mend. INTERNAL without details is a transport that broke; with details it is
+# the node's own failure, which would follow the request.
+MOVABLE_CODES = {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED}
+# Refusals that no wait will mend: with no other node left, the client hears of them at once.
+REFUSALS = {"QUEUE_FULL", "DEADLINE_UNREACHABLE", "MODEL_NOT_FOUND", "REQUEST_TOO_LARGE"}
+MOVABLE_REASONS = {"DRAINING", *REFUSALS}
+
+
+class NodeError(Exception):
+    """A node failed at an answer."""
+
+    def __init__(self, failure: MeshError) -> None:
+        super().__init__(failure.message)
+        self._failure = failure
+
+    @property
+    def reason(self) -> str:
+        """In a word, for logs and metrics."""
+        return self._failure.reason or self._failure.code.name
+
+    @property
+    def is_movable(self) -> bool:
+        """Whether another node may go on."""
+        if self._failure.reason:
+            return self._failure.reason in MOVABLE_REASONS
+        return self._failure.code in MOVABLE_CODES
+
+    @property
+    def is_refusal(self) -> bool:
+        """Whether the same node will say the same in a moment."""
+        return self._failure.reason in REFUSALS
+
+    @property
+    def public(self) -> MeshError:
+        """As the client hears it."""
+        return translate("inference", self._failure)
+
+    @classmethod
+    def broken(cls, how: str) -> "NodeError":
+        """A stream that ended without an end, or out of step: the answer may go on elsewhere."""
+        return cls(MeshError(grpc.StatusCode.UNAVAILABLE, "", how))
+
+    @classmethod
+    def of(cls, error: grpc.aio.AioRpcError) -> "NodeError":
+        """A call that failed."""
+        failure = MeshError.from_rpc(error)
+        has_details = "grpc-status-details-bin" in (error.trailing_metadata() or {})
+        if failure.code is grpc.StatusCode.INTERNAL and not has_details:
+            failure.code = grpc.StatusCode.UNAVAILABLE
+        return cls(failure)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,9 +100,19 @@ class Job:
     affinity: bytes
 
     @classmethod
-    def of(cls, ask: Ask, caller: Caller, prompt: Prompt, choice_index: int) -> "Job":
-        """The job for one of the n answers."""
-        return cls(_request(ask, caller, prompt, choice_index), affinity_key(ask, caller))
+    def of(cls, ask: Ask, caller: Caller, prompt: Prompt) -> "Job":
+        """The job for the first of the n answers."""
+        return cls(_request(ask, caller, prompt), affinity_key(ask, caller))
+
+    def choice(self, index: int) -> "Job":
+        """The job for another one: the same prompt, the next seed."""
+        if not index:
+            return self
+        request = pb.GenerateRequest()
+        request.CopyFrom(self.request)
+        request.choice_index = index
+        request.sampling.seed = (request.sampling.seed + index) & UINT64_MASK
+        return Job(request, self.affinity)
 
 
 class Inference:
@@ -59,30 +122,36 @@ class Inference:
         self._stub = inference_pb2_grpc.InferenceServiceStub(channel)
 
     async def generate(
-        self, job: Job, instance: str, attempt: int, emitted: list[int]
+        self, job: Job, instance: str, attempt: int, emitted: Sequence[int]
     ) -> AsyncGenerator[Frame, None]:
-        """Streams one node's work at an answer; appends each token to `emitted`.
+        """Streams one node's work at an answer, behind the tokens in `emitted`.
 
         The first frame is empty: the node accepted. Closing the generator cancels the call.
 
         Raises:
-            grpc.aio.AioRpcError: as the node or the mesh said.
-            BrokenStreamError: the stream ended or skipped, although its status is OK.
+            NodeError: the node or the way to it failed, or its stream skipped.
         """
         request = pb.GenerateRequest()
         request.CopyFrom(job.request)
         request.attempt = attempt
         request.emitted_token_ids.extend(emitted)
-        call = self._stub.Generate(request, metadata=_pin(instance))
+        call, position = None, len(emitted)
         try:
+            call = self._stub.Generate(request, metadata=_pin(instance))
             async for response in call:
-                yield _frame(response, emitted)
-                if response.WhichOneof("event") == "finished":
+                frame = _frame(response, position)
+                position += len(frame.token_ids)
+                yield frame
+                if frame.finish_reason:
                     return
-            raise BrokenStreamError("the stream ended before the answer did")
+            raise NodeError.broken("the stream ended before the answer did")
+        except grpc.aio.AioRpcError as error:
+            raise NodeError.of(error) from error
+        except MeshError as error:  # the chassis refused to call: too little time is left
+            raise NodeError(error) from error
         finally:
-            # A break out of the loop does not end the call.
-            call.cancel()
+            if call is not None:  # a break out of the loop does not end the call
+                call.cancel()
 
     async def list_models(self, instance: str) -> list[ModelInfo]:
         """The models of a node.
@@ -97,6 +166,7 @@ class Inference:
                 context_token_count_max=model.context_token_count_max,
                 fingerprint=_fingerprint(model),
                 created_unix_s=model.created_unix_s,
+                draws_by_position=model.draws_by_position,
             )
             for model in response.models
         ]
@@ -128,26 +198,25 @@ def affinity_key(ask: Ask, caller: Caller) -> bytes:
     return digest.digest()
 
 
-def derived_seed(ask: Ask, caller: Caller, choice_index: int) -> int:
-    """The seed of one answer: the client's, or one of the turn; another for each choice."""
+def derived_seed(ask: Ask, caller: Caller) -> int:
+    """The seed of the first answer: the client's, or one of the turn."""
     seed = ask.sampling.seed
     if seed is None:
         seed = int.from_bytes(blake2b(caller.turn_id.encode(), digest_size=8).digest(), "big")
-    return (seed + choice_index) & UINT64_MASK
+    return seed & UINT64_MASK
 
 
-def _request(ask: Ask, caller: Caller, prompt: Prompt, choice_index: int) -> pb.GenerateRequest:
+def _request(ask: Ask, caller: Caller, prompt: Prompt) -> pb.GenerateRequest:
     sampling = ask.sampling
     return pb.GenerateRequest(
         turn_id=caller.turn_id,
-        choice_index=choice_index,
         model=ask.model,
         prompt_token_ids=prompt.token_ids,
         max_tokens=prompt.max_tokens,
-        sampling=pb.SamplingParams(
+        sampling=content_pb2.Sampling(
             temperature=sampling.temperature,
             top_p=sampling.top_p,
-            seed=derived_seed(ask, caller, choice_index),
+            seed=derived_seed(ask, caller),
             presence_penalty=sampling.presence_penalty,
             frequency_penalty=sampling.frequency_penalty,
             repetition_penalty=sampling.repetition_penalty,
@@ -165,16 +234,16 @@ def _request(ask: Ask, caller: Caller, prompt: Prompt, choice_index: int) -> pb.
     )
 
 
-def _response_format(wanted: ResponseFormat | None) -> pb.ResponseFormat | None:
+def _response_format(wanted: ResponseFormat | None) -> content_pb2.ResponseFormat | None:
     if wanted is None:
         return None
     if wanted.kind == "json_object":
-        return pb.ResponseFormat(json_object=True)
+        return content_pb2.ResponseFormat(json_object=True)
     if wanted.kind == "json_schema":
-        return pb.ResponseFormat(json_schema=wanted.text)
+        return content_pb2.ResponseFormat(json_schema=wanted.text)
     if wanted.kind == "regex":
-        return pb.ResponseFormat(regex=wanted.text)
-    return pb.ResponseFormat(choice=pb.Choice(texts=wanted.choices))
+        return content_pb2.ResponseFormat(regex=wanted.text)
+    return content_pb2.ResponseFormat(choice=content_pb2.ChoiceList(texts=wanted.choices))
 
 
 def _pin(instance: str) -> tuple[tuple[str, str], ...]:
@@ -183,25 +252,27 @@ def _pin(instance: str) -> tuple[tuple[str, str], ...]:
 
 def _fingerprint(model: pb.Model) -> str:
     weights = f"{model.id} {model.tokenizer_digest} {model.engine} {model.created_unix_s}"
+    if model.weights_digest or model.precision:  # a node of yesterday tells neither
+        weights += f" {model.weights_digest} {model.precision}"
     return "fp_" + blake2b(weights.encode(), digest_size=16).hexdigest()[:FINGERPRINT_DIGITS]
 
 
-def _frame(response: pb.GenerateResponse, emitted: list[int]) -> Frame:
+def _frame(response: pb.GenerateResponse, position: int) -> Frame:
     event = response.WhichOneof("event")
     if event == "tokens":
         tokens = response.tokens
-        if tokens.first_position != len(emitted):
-            raise BrokenStreamError("the node is out of step")
-        emitted.extend(tokens.token_ids)
+        if tokens.first_position != position:
+            raise NodeError.broken("the node is out of step")
         logprobs = [_position(each) for each in tokens.logprobs] if tokens.logprobs else ()
-        return Frame(len(tokens.token_ids), tokens.text, logprobs)
+        return Frame(tuple(tokens.token_ids), tokens.text, logprobs)
     if event == "finished":
         finished = response.finished
-        if finished.finish_reason not in FINISH_REASONS:
-            raise BrokenStreamError("the node gave the answer up")
+        reason = FINISH_WORDS.get(finished.finish_reason)
+        if reason not in ENDS:
+            raise NodeError.broken("the node gave the answer up")
         return Frame(
             text=finished.text,
-            finish_reason=FINISH_REASONS[finished.finish_reason],
+            finish_reason=reason,
             cached_token_count=finished.usage.cached_token_count,
         )
     return Frame()

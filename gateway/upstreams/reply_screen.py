@@ -61,13 +61,19 @@ class ReplyScreen:
     """One answer under screening."""
 
     def __init__(
-        self, open_call: Callable[[], Any], start: pb.ReplyStart, limits: TurnLimits
+        self,
+        open_call: Callable[[], Any],
+        start: pb.ReplyStart,
+        limits: TurnLimits,
+        text: bytes = b"",
+        released_offset: int = 0,
     ) -> None:
+        """`text`: what an earlier owner of the turn had of the answer; that much was released."""
         self._open_call, self._start, self._limits = open_call, start, limits
         self._call: Any = None
-        # What a new stream must be told: all text, how much of it is released, whether it ended.
-        self._text = bytearray()
-        self._released_offset = 0
+        # What a new stream hears first: all text, how much of it is released, whether it ended.
+        self._text = bytearray(text)
+        self._released_offset = released_offset
         self._unanswered_token_count = 0
         self._is_open = self._ended = False
         # Writes of `add` and of a reopening must not cross.
@@ -81,8 +87,7 @@ class ReplyScreen:
         """Sends the start; quiet when the stream is broken, for `clearances` opens it anew."""
         async with self._writing:
             if not self._is_open:
-                self._is_open = True
-                await self._write(pb.ScreenReplyRequest(start=self._start))
+                await self._begin_stream()
 
     async def add(self, text: str, token_count: int) -> None:
         """Sends more text; returns when the stream took it (back-pressure)."""
@@ -147,22 +152,29 @@ class ReplyScreen:
         self._call.cancel()
         self._call = self._open_call()
         async with self._writing:
-            self._is_open = True
-            self._start.released_text = self._text[: self._released_offset].decode()
-            waiting = self._text[self._released_offset :].decode()
-            await self._write(pb.ScreenReplyRequest(start=self._start))
-            if waiting:
-                count = max(1, self._unanswered_token_count)
-                delta = pb.ReplyDelta(text=waiting, token_count=count)
-                await self._write(pb.ScreenReplyRequest(delta=delta))
+            await self._begin_stream()
             if self._ended:
                 await self._write(pb.ScreenReplyRequest(end=pb.ReplyEnd()))
+
+    async def _begin_stream(self) -> None:
+        self._is_open = True
+        self._start.released_text = self._text[: self._released_offset].decode()
+        await self._write(pb.ScreenReplyRequest(start=self._start))
+        if waiting := self._text[self._released_offset :].decode():
+            count = max(1, self._unanswered_token_count)
+            delta = pb.ReplyDelta(text=waiting, token_count=count)
+            await self._write(pb.ScreenReplyRequest(delta=delta))
 
     async def _write(self, request: pb.ScreenReplyRequest) -> None:
         try:
             await self._call.write(request)
         except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
             return  # the stream is over: `clearances` hears of it
+        except asyncio.CancelledError:
+            # `_reopen` ended the call under a write: grpc.aio then cancels whoever writes.
+            task = asyncio.current_task()
+            if task is None or task.cancelling():
+                raise
 
 
 def category_of(verdict: pb.Verdict) -> str:

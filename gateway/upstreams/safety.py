@@ -5,21 +5,17 @@ from dataclasses import dataclass, replace
 
 import grpc
 
+from chatmesh.content.v1 import content_pb2
 from chatmesh.safety.v1 import safety_pb2 as pb
 from chatmesh.safety.v1 import safety_pb2_grpc
 from gateway import errors
+from gateway.content import ROLES, TIERS
 from gateway.errors import public
 from gateway.settings import TurnLimits
+from gateway.turn.answer import Answer
 from gateway.turn.domain import Caller, Message
 from gateway.upstreams.failures import translated
 from gateway.upstreams.reply_screen import MESSAGE_DEFAULT, ReplyScreen, category_of
-
-ROLES = {
-    "system": pb.ROLE_SYSTEM,
-    "user": pb.ROLE_USER,
-    "assistant": pb.ROLE_ASSISTANT,
-    "tool": pb.ROLE_TOOL,
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +28,8 @@ class Screened:
     category: str = ""
     # The messages with what is redacted masked; empty: they stand as they are.
     masked: Sequence[Message] = ()
+    # Version of the policy that judged.
+    policy_version: str = ""
 
 
 class Safety:
@@ -49,28 +47,42 @@ class Safety:
         """
         request = pb.ScreenPromptRequest(
             subject=_subject(caller),
-            messages=[pb.Message(role=ROLES[each.role], content=each.content) for each in messages],
+            messages=[
+                content_pb2.Message(role=ROLES[each.role], content=each.content)
+                for each in messages
+            ],
         )
         with translated("safety"):
             verdict = (await self._stub.ScreenPrompt(request)).verdict
         category = category_of(verdict)
         if verdict.action == pb.ACTION_SAFE_COMPLETE:
-            return Screened(verdict.message or MESSAGE_DEFAULT, category)
+            text = verdict.message or MESSAGE_DEFAULT
+            return Screened(text, category, policy_version=verdict.policy_version)
         if verdict.action == pb.ACTION_REDACT and verdict.masks:
-            return Screened(masked=_masked(messages, verdict.masks))
+            masked = _masked(messages, verdict.masks)
+            return Screened(masked=masked, policy_version=verdict.policy_version)
         # What cannot be masked, for safety does not say where, is refused.
         if verdict.action in (pb.ACTION_BLOCK, pb.ACTION_REDACT):
             message = verdict.message or MESSAGE_DEFAULT
             raise public(errors.CONTENT_FILTER, message, param="messages", category=category)
-        return Screened()
+        return Screened(policy_version=verdict.policy_version)
 
-    def screen_reply(self, caller: Caller, choice_index: int) -> ReplyScreen:
-        """Opens the screening of one answer; the caller must `cancel` it in the end."""
+    def screen_reply(self, caller: Caller, answer: Answer) -> ReplyScreen:
+        """Opens the screening of one answer, behind what was released of it before.
+
+        The caller must `cancel` it in the end.
+        """
         start = pb.ReplyStart(
-            subject=_subject(caller), choice_index=choice_index, accepts_masks=True
+            subject=_subject(caller), choice_index=answer.choice_index, accepts_masks=True
         )
-        # Written to, not iterated: no request iterator.
-        return ReplyScreen(lambda: self._stub.ScreenReply(None), start, self._limits)
+        return ReplyScreen(
+            # Written to, not iterated: no request iterator.
+            lambda: self._stub.ScreenReply(None),
+            start,
+            self._limits,
+            bytes(answer.text_bytes),
+            answer.released_offset,
+        )
 
 
 def _masked(messages: Sequence[Message], masks: Sequence[pb.Mask]) -> list[Message]:
@@ -90,5 +102,6 @@ def _subject(caller: Caller) -> pb.Subject:
         turn_id=caller.turn_id,
         account_id=caller.account_id,
         tier=caller.tier,
+        account_tier=TIERS[caller.tier],
         jurisdiction=caller.jurisdiction,
     )

@@ -14,7 +14,7 @@ if TYPE_CHECKING:  # the protocol names this class
 
 
 @dataclass(slots=True)
-class AttemptUsage:
+class GeneratedCounts:
     """What one attempt used up to now, in tokens.
 
     Attributes:
@@ -57,7 +57,7 @@ class TokenStream:
         on_cancel: Callable[[], None],
         source: Callable[[], None] | None = None,
     ) -> None:
-        self.counts = AttemptUsage(output=emitted_count)
+        self.counts = GeneratedCounts(output=emitted_count)
         self._on_cancel, self._source = on_cancel, source
         self._next_position = emitted_count
         self._ids: list[int] = []

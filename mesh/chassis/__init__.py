@@ -1,6 +1,7 @@
 """What every service needs of the mesh, and nothing that only one needs.
 
 errors      the one error type, and its form on the wire
+enums       the words of a contract's enum
 settings    what the supervisor tells a process
 identity    key, certificate, renewal
 bootstrap   the xDS client's configuration

@@ -11,7 +11,7 @@ from chatmesh.safety.v1 import safety_pb2
 from gateway.turn.background import Background
 from gateway.turn.feed import WAITING_BYTES_MAX
 from tests.support.fakes import Fakes, Script, failure
-from tests.support.gateway_turns import TURN, identity, running_gateway
+from tests.support.gateway_turns import TURN, running_gateway
 
 PATIENCE_S = 10.0
 
@@ -153,7 +153,7 @@ async def test_a_halted_answer_says_why_and_may_end_with_a_safe_text():
         answer = await gateway.post({"stream": True, "store": True})
         whole = await gateway.post({})
         request = chat_pb2.ChatRequest(messages=[chat_pb2.Message(role=2, content="Hi")])
-        typed = [each async for each in gateway.chat.Chat(request, metadata=identity())]
+        typed = [each async for each in gateway.chat.Chat(request, metadata=gateway.identity())]
     assert answer.text == "Good\n\nPlease talk to someone."
     said = {"category": "self_harm", "offset": 4}
     ended = answer.frames[-2][1]["choices"][0]

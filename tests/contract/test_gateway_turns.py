@@ -29,13 +29,13 @@ async def test_a_stream_word_for_word():
     assert answer.headers["cache-control"] == "no-cache"
     assert golden(answer.body) == (
         f'id: {TURN}:0:0\ndata: {HEAD},"choices":[{{"index":0,{role}}}]}}\n\n'
-        f'id: {TURN}:0:1\ndata: {HEAD},"choices":[{{"index":0,"delta":{{"content":"Hi"}},'
+        f'id: {TURN}:0:2\ndata: {HEAD},"choices":[{{"index":0,"delta":{{"content":"Hi"}},'
         '"logprobs":null,"finish_reason":null}]}\n\n'
-        f'id: {TURN}:0:2\ndata: {HEAD},"choices":[{{"index":0,"delta":{{"content":"{quoted}"}},'
+        f'id: {TURN}:0:12\ndata: {HEAD},"choices":[{{"index":0,"delta":{{"content":"{quoted}"}},'
         '"logprobs":null,"finish_reason":null}]}\n\n'
-        f'id: {TURN}:0:3\ndata: {HEAD},"choices":[{{"index":0,"delta":{{}},'
+        f'id: {TURN}:0:13\ndata: {HEAD},"choices":[{{"index":0,"delta":{{}},'
         '"logprobs":null,"finish_reason":"stop"}]}\n\n'
-        f"id: {TURN}:0:4\ndata: [DONE]\n\n"
+        f"id: {TURN}:0:14\ndata: [DONE]\n\n"
     )
 
 

@@ -277,7 +277,7 @@ async def test_an_impostor_of_the_gateway_gets_nothing(tmp_path):
         answer = await client.get("/v1/models", headers=AUTHORIZED)
         assert answer.status_code == 503
         await until_stat(edge, "cluster.gateway.ssl.fail_verify_san", 0)
-        assert edge.gateway.turn.checks == []
+        assert edge.gateway.checks == []
 
 
 async def test_an_impostor_of_the_control_plane_is_not_believed(tmp_path):

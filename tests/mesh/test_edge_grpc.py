@@ -133,7 +133,7 @@ async def test_strangers_reach_only_the_public_services(channel, edge):
         code, _ = await code_and_text(call)
         assert code == grpc.StatusCode.UNIMPLEMENTED
     assert edge.gateway.calls == []
-    assert edge.gateway.turn.checks == []
+    assert edge.gateway.checks == []
 
 
 async def test_reflection_with_a_key_only(channel, edge):

@@ -198,7 +198,7 @@ async def test_unknown_urls(client, edge):
         error = error_of(answer)
         assert error["code"] == "unknown_url"
         assert "hidden" not in answer.text
-    assert edge.gateway.turn.checks == []
+    assert edge.gateway.checks == []
 
 
 async def test_a_wrong_verb_says_which_are_right(client):
@@ -274,7 +274,7 @@ async def test_healthz_needs_no_key_and_is_not_wrapped(client, edge):
     assert answer.status_code == 200
     assert answer.json() == {"status": "ok"}
     assert answer.headers["content-type"] == "application/json"
-    assert edge.gateway.turn.checks == []
+    assert edge.gateway.checks == []
 
 
 # -- admission -------------------------------------------------------------------------------
@@ -304,7 +304,7 @@ async def test_headers_of_an_admission_reach_both_sides(client, edge):
     metadata = edge.gateway.calls[-1][2]
     assert (metadata["x-chatmesh-account"], metadata["x-chatmesh-tier"]) == ("acc-1", "pro")
     # Admission sees the path that was asked for, not the method that it stands for.
-    assert edge.gateway.turn.checks[-1][":path"] == "/v1/models"
+    assert edge.gateway.checks[-1][":path"] == "/v1/models"
 
 
 async def test_admission_that_does_not_answer_is_a_503(client, edge):
@@ -320,7 +320,7 @@ async def test_admission_may_take_its_time(client, edge):
     edge.gateway.check_delay_s = 0.6
     answer = await client.get("/v1/models", headers=AUTHORIZED)
     assert answer.status_code == 200
-    assert len(edge.gateway.turn.checks) == 1
+    assert len(edge.gateway.checks) == 1
 
 
 async def test_identity_headers_cannot_be_spoofed(client, edge):
@@ -337,7 +337,7 @@ async def test_identity_headers_cannot_be_spoofed(client, edge):
     }
     answer = await client.get("/v1/models", headers={**AUTHORIZED, **spoofed})
     assert answer.status_code == 200
-    for seen in (edge.gateway.calls[-1][2], edge.gateway.turn.checks[-1]):
+    for seen in (edge.gateway.calls[-1][2], edge.gateway.checks[-1]):
         assert "evil" not in json.dumps(seen)
         assert not seen.keys() & {"x-chatmesh-scopes", "x-chatmesh-anything-new", "x-http-status"}
         assert not seen.keys() & {"x-envoy-upstream-rq-timeout-ms", "x-envoy-retry-on"}
@@ -356,7 +356,7 @@ async def test_preflight_needs_no_key(client, edge):
     assert "authorization" in answer.headers["access-control-allow-headers"]
     foreign = await client.options(COMPLETIONS, headers={**asked, "origin": "https://evil.example"})
     assert "access-control-allow-origin" not in foreign.headers
-    assert edge.gateway.turn.checks == []
+    assert edge.gateway.checks == []
     assert edge.gateway.calls == []
 
 

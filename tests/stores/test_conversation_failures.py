@@ -14,6 +14,7 @@ import pytest
 import redis.asyncio
 from ulid import ULID
 
+from chatmesh.content.v1 import content_pb2
 from chatmesh.conversation.v1 import conversation_pb2 as pb
 from chatmesh.conversation.v1 import conversation_pb2_grpc as rpc
 from conversation_svc import hot_tail
@@ -148,7 +149,7 @@ async def test_postgres_away_is_said_and_comes_back(
                 account_id=account,
                 thread_id=thread_id,
                 request_id="r",
-                messages=[pb.NewMessage(role=pb.ROLE_USER, content="x")],
+                messages=[pb.NewMessage(role=content_pb2.ROLE_USER, content="x")],
                 create_if_missing=True,
             )
             tail = pb.GetTailRequest(account_id=account, thread_id=thread_id)

@@ -17,7 +17,7 @@ from conversation_svc.hot_tail import HotTail
 from conversation_svc.thread import Tail, Thread
 from gateway.admission.rate import RateLimiter
 from gateway.settings import AdmissionSettings
-from inference_svc.engine.stream import AttemptUsage
+from inference_svc.engine.stream import GeneratedCounts
 from inference_svc.spool import Spool
 from inference_svc.usage import MeterLabel, UsageReporter
 from mesh import redis_users, stores, topology
@@ -115,7 +115,9 @@ async def test_inference_reports_what_billing_consumes(server, tmp_path: Path) -
         usage = UsageReporter(
             client, spool, redis_timeout_s=5, flush_interval_s=1, pending_event_count_max=10
         )
-        meter = usage.open(MeterLabel("turn", 0, 0, "tiny", "inference-1"), AttemptUsage(output=0))
+        meter = usage.open(
+            MeterLabel("turn", 0, 0, "tiny", "inference-1"), GeneratedCounts(output=0)
+        )
         meter._counts.output = 3
         await usage.stop()
         assert spool.empty

@@ -9,8 +9,20 @@ from collections.abc import Sequence
 from json.encoder import encode_basestring
 from typing import Any
 
-from gateway.faces.openai.errors import error_body
-from gateway.turn.domain import ChoiceFinished, Delta, Event, Finished, Logprob, Started, Usage
+from gateway.faces.openai.errors import error_body, failure_error
+from gateway.turn.domain import (
+    FINISH_CANCELLED,
+    ChoiceFinished,
+    Event,
+    Failed,
+    Finished,
+    LeftOut,
+    Logprob,
+    Started,
+    TextDelta,
+    Usage,
+)
+from gateway.turn.events import Cursor, Numbered
 from mesh.chassis.errors import MeshError
 
 DONE = b"data: [DONE]\n\n"
@@ -22,123 +34,144 @@ def _dumps(value: Any) -> str:
 
 
 class ChunkWriter:
-    """Builds the server-sent events of one answer."""
+    """Builds the server-sent events of one turn."""
 
-    def __init__(self, created_unix_s: int, n: int, include_usage: bool, epoch: int) -> None:
-        self._created, self._n, self._include_usage = created_unix_s, n, include_usage
-        self._epoch = epoch
-        self._turn_id = ""
-        self._head = self._tail = ""
-
-    def events(self, sequence: int, event: Event) -> bytes:
-        """The server-sent events for one turn event; each carries the id of the turn event."""
-        if type(event) is Delta:
-            return self._frame(sequence, self._delta(event)).encode()
-        if type(event) is Started:
-            return self._started(sequence, event).encode()
-        if type(event) is ChoiceFinished:
-            reason = f'"delta":{{}},"logprobs":null,"finish_reason":"{event.finish_reason}"'
-            reason += f',"content_filter":{_dumps(found)}}}' if (found := _filter(event)) else "}"
-            return self._frame(sequence, f'{{"index":{event.choice_index},{reason}').encode()
-        assert isinstance(event, Finished)
-        return self._finished(sequence, event)
-
-    def error(self, sequence: int, error: MeshError) -> bytes:
-        """A failure after the first byte: an event, and the end."""
-        prefix = b"id: %s\n" % self._id(sequence)
-        return b"%sdata: %s\n\n%s%s" % (prefix, error_body(error), prefix, DONE)
-
-    def _id(self, sequence: int) -> bytes:
-        return f"{self._turn_id}:{self._epoch}:{sequence}".encode()
-
-    def _started(self, sequence: int, event: Started) -> str:
-        self._turn_id = event.turn_id
-        head = envelope(event, "chat.completion.chunk", self._created)
+    def __init__(self, started: Started) -> None:
+        """`started` is the first event, which a reader that goes on may be past."""
+        self._started_event = started
+        head = envelope(started, "chat.completion.chunk")
         self._head = "data: " + _dumps(head)[:-1] + ',"choices":['
-        self._tail = '],"usage":null}\n\n' if self._include_usage else "]}\n\n"
+        self._tail = '],"usage":null}\n\n' if started.include_usage else "]}\n\n"
+
+    def events(self, epoch: int, batch: Sequence[Numbered]) -> bytes:
+        """The server-sent events for events of the turn; each carries the cursor behind it."""
+        return b"".join(self._event(f"id: {self.cursor(epoch, n)}\n", e) for n, e in batch)
+
+    def error(self, error: MeshError) -> bytes:
+        """A failure after the first byte that is not the turn's own: no cursor is behind it."""
+        return b"data: %s\n\n%s" % (error_body(error), DONE)
+
+    def cursor(self, epoch: int, number: int) -> str:
+        """Where a reader goes on behind an event."""
+        return Cursor(epoch, number).of(self._started_event.turn_id)
+
+    def _event(self, prefix: str, event: Event) -> bytes:
+        if type(event) is TextDelta:
+            return self._frame(prefix, self._delta(event)).encode()
+        if type(event) is Started:
+            return self._started(prefix).encode()
+        if type(event) is ChoiceFinished:
+            return self._frame(prefix, _choice_finished(event)).encode()
+        if isinstance(event, Failed):
+            shown = error_body(failure_error(event))
+            return b"%sdata: %s\n\n%s%s" % (prefix.encode(), shown, prefix.encode(), DONE)
+        assert isinstance(event, Finished)
+        return self._finished(prefix, event)
+
+    def _started(self, prefix: str) -> str:
         role = '"delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":null}'
-        return "".join(
-            self._frame(sequence, f'{{"index":{index},{role}') for index in range(self._n)
-        )
+        frames = [
+            self._frame(prefix, f'{{"index":{index},{role}')
+            for index in range(self._started_event.choice_count)
+        ]
+        if left_out := self._started_event.left_out:
+            shown = f'],"left_out":{_dumps(left_out_object(left_out))}'
+            frames[0] = frames[0].removesuffix(self._tail) + shown + self._tail[1:]
+        return "".join(frames)
 
-    def _frame(self, sequence: int, choice: str) -> str:
-        return f"id: {self._turn_id}:{self._epoch}:{sequence}\n{self._head}{choice}{self._tail}"
+    def _frame(self, prefix: str, choice: str) -> str:
+        return f"{prefix}{self._head}{choice}{self._tail}"
 
-    def _delta(self, event: Delta) -> str:
+    def _finished(self, prefix: str, event: Finished) -> bytes:
+        if not self._started_event.include_usage:
+            return prefix.encode() + DONE
+        chunk = f'{self._head}],"usage":{_dumps(usage_object(event.usage))}}}\n\n'
+        return (prefix + chunk + prefix).encode() + DONE
+
+    def _delta(self, event: TextDelta) -> str:
         logprobs = _dumps(logprobs_object(event.logprobs)) if event.logprobs else "null"
         return (
             f'{{"index":{event.choice_index},"delta":{{"content":{encode_basestring(event.text)}}},'
             f'"logprobs":{logprobs},"finish_reason":null}}'
         )
 
-    def _finished(self, sequence: int, event: Finished) -> bytes:
-        prefix = b"id: %s\n" % self._id(sequence)
-        if not self._include_usage:
-            return prefix + DONE
-        chunk = f'{self._head}],"usage":{_dumps(usage_object(event.usage))}}}\n\n'
-        return prefix + chunk.encode() + prefix + DONE
+
+def _choice_finished(event: ChoiceFinished) -> str:
+    shown = {"index": event.choice_index, "delta": {}, "logprobs": None, **ending(event)}
+    return _dumps(shown)
+
+
+def ending(event: ChoiceFinished) -> dict[str, object]:
+    """How an answer ended; what OpenAI has no word for stands beside its own."""
+    if event.finish_reason == FINISH_CANCELLED:
+        return {"finish_reason": "stop", "cancelled": True}
+    if not event.filter_category:
+        return {"finish_reason": event.finish_reason}
+    found = {"category": event.filter_category, "offset": event.filter_offset}
+    return {"finish_reason": event.finish_reason, "content_filter": found}
 
 
 class Completion:
     """Gathers the events of a turn for one JSON body."""
 
-    def __init__(self, created_unix_s: int, n: int) -> None:
-        self._created = created_unix_s
+    def __init__(self, started: Started) -> None:
+        n = started.choice_count
+        self._started = started
         self._texts: list[list[str]] = [[] for _ in range(n)]
         self._logprobs: list[list[Logprob]] = [[] for _ in range(n)]
         self._endings = [ChoiceFinished(index, "") for index in range(n)]
-        self._started: Started | None = None
         self._usage: Usage | None = None
 
     def add(self, event: Event) -> None:
         """Takes one event."""
-        if isinstance(event, Delta):
+        if isinstance(event, TextDelta):
             self._texts[event.choice_index].append(event.text)
             self._logprobs[event.choice_index] += event.logprobs
-        elif isinstance(event, Started):
-            self._started = event
         elif isinstance(event, ChoiceFinished):
             self._endings[event.choice_index] = event
-        else:
+        elif isinstance(event, Finished):
             self._usage = event.usage
 
     def body(self) -> bytes:
         """The JSON, once all events were added."""
-        assert self._started
         assert self._usage
         choices = [
             {
                 "index": index,
                 "message": {"role": "assistant", "content": "".join(texts), "refusal": None},
                 "logprobs": logprobs_object(logprobs) if logprobs else None,
-                "finish_reason": ending.finish_reason,
             }
-            | ({"content_filter": found} if (found := _filter(ending)) else {})
-            for index, (texts, logprobs, ending) in enumerate(
+            | ending(ended)
+            for index, (texts, logprobs, ended) in enumerate(
                 zip(self._texts, self._logprobs, self._endings, strict=True)
             )
         ]
-        head = envelope(self._started, "chat.completion", self._created)
-        return _dumps(head | {"choices": choices, "usage": usage_object(self._usage)}).encode()
+        head = envelope(self._started, "chat.completion")
+        body = head | {"choices": choices, "usage": usage_object(self._usage)}
+        if self._started.left_out:
+            body["left_out"] = left_out_object(self._started.left_out)
+        return _dumps(body).encode()
 
 
-def _filter(event: ChoiceFinished) -> dict[str, object]:
-    """Why an answer was cut: a field of our own beside OpenAI's finish_reason."""
-    if not event.filter_category:
-        return {}
-    return {"category": event.filter_category, "offset": event.filter_offset}
-
-
-def envelope(event: Started, kind: str, created_unix_s: int) -> dict[str, object]:
+def envelope(event: Started, kind: str) -> dict[str, object]:
     """What all chunks of an answer have in common."""
     head: dict[str, object] = {
         "id": f"chatcmpl-{event.turn_id}",
         "object": kind,
-        "created": created_unix_s,
+        "created": event.created_unix_s,
         "model": event.model.id,
         "system_fingerprint": event.model.fingerprint,
     }
     return head | ({"conversation_id": event.conversation_id} if event.conversation_id else {})
+
+
+def left_out_object(left_out: Sequence[LeftOut]) -> list[dict[str, object]]:
+    """What the model did not read: a field of our own. Without tokens where nobody counted them."""
+    return [
+        {"part": each.part, "messages": each.message_count}
+        | ({} if each.token_count is None else {"tokens": each.token_count})
+        for each in left_out
+    ]
 
 
 def usage_object(usage: Usage) -> dict[str, object]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import grpc
 
 from gateway import errors
+from gateway.turn.domain import Failed
 from mesh.chassis.errors import MeshError
 
 # Reason -> (HTTP status, type). The code is the reason in lower case.
@@ -26,6 +27,10 @@ TABLE = {
     errors.SERVICE_UNAVAILABLE: (503, "server_error"),
     errors.TIMEOUT: (504, "server_error"),
     errors.INTERNAL_ERROR: (500, "server_error"),
+    errors.TURN_NOT_FOUND: (404, "invalid_request_error"),
+    errors.CURSOR_INVALID: (400, "invalid_request_error"),
+    errors.CURSOR_LOST: (416, "invalid_request_error"),
+    errors.IDEMPOTENCY_KEY_REUSED: (409, "invalid_request_error"),
 }
 # OpenAI's SDKs repeat every 429; this header tells them not to, where no wait helps.
 NO_RETRY = ("x-should-retry", "false")
@@ -51,6 +56,13 @@ def public_error(error: Exception) -> MeshError:
     if isinstance(error, TimeoutError):
         return errors.public(errors.TIMEOUT, "The time for this request ran out; ask for less.")
     return errors.public(errors.INTERNAL_ERROR, "A fault of ours; try again shortly.")
+
+
+def failure_error(event: Failed) -> MeshError:
+    """The failure that ended a turn."""
+    return errors.public(
+        event.reason, event.message, retry_after_s=event.retry_after_s, **event.metadata
+    )
 
 
 def error_object(error: MeshError) -> dict[str, object]:

@@ -12,9 +12,11 @@ from pydantic import BeforeValidator, Field, ValidationError
 
 from gateway import errors
 from gateway.errors import bad_parameter, public
+from gateway.faces.changes import checked_changes
 from gateway.faces.openai.fields import NotSupported, Strict, fault
 from gateway.faces.openai.formats import FormatFields, wanted_format
 from gateway.turn.domain import CHOICE_COUNT_MAX, Ask, Message, Sampling
+from gateway.upstreams.conversation import Changes
 from mesh.chassis.errors import MeshError
 
 # What pydantic calls a body that is no JSON object.
@@ -106,12 +108,14 @@ class Body(FormatFields):
     user: str | None = Field(default=None, max_length=256)
     conversation_id: str | None = Field(default=None, max_length=64)
     store: bool | None = None
+    background: bool | None = None
 
 
-class RenameBody(Strict):
-    """The body of a rename."""
+class ChangesBody(Strict):
+    """The body of a change of a conversation."""
 
-    title: str = Field(min_length=1, max_length=200)
+    title: str | None = None
+    background: bool | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +124,6 @@ class ChatCompletion:
 
     ask: Ask
     stream: bool
-    include_usage: bool
 
 
 def parse_chat_completion(body: bytes) -> ChatCompletion:
@@ -138,20 +141,20 @@ def parse_chat_completion(body: bytes) -> ChatCompletion:
     if parsed.max_tokens and parsed.max_completion_tokens:
         message = "Give max_completion_tokens or max_tokens, not both."
         raise bad_parameter("max_tokens", message)
-    options = parsed.stream_options or StreamOptions()
-    return ChatCompletion(_ask(parsed), bool(parsed.stream), bool(options.include_usage))
+    return ChatCompletion(_ask(parsed), bool(parsed.stream))
 
 
-def parse_rename(body: bytes) -> str:
-    """The new title.
+def parse_changes(body: bytes) -> Changes:
+    """What is to change of a conversation.
 
     Raises:
         MeshError: INVALID_BODY; INVALID_PARAMETER with metadata "param".
     """
     try:
-        return RenameBody.model_validate_json(body).title
+        parsed = ChangesBody.model_validate_json(body)
     except ValidationError as error:
         raise _refusal(error) from None
+    return checked_changes(Changes(parsed.title, parsed.background))
 
 
 def _ask(body: Body) -> Ask:
@@ -183,6 +186,8 @@ def _ask(body: Body) -> Ask:
         logprobs=bool(body.logprobs),
         top_logprobs=body.top_logprobs or 0,
         response_format=wanted_format(body),
+        background=body.background,
+        include_usage=bool(body.stream_options and body.stream_options.include_usage),
     )
 
 

@@ -1,104 +1,99 @@
 """The HTTP methods: bodies in, bodies out. Decides nothing."""
 
 import asyncio
-import time
-from collections.abc import Awaitable, Sequence
-from contextlib import aclosing
+from collections.abc import Awaitable
+from hashlib import sha256
 from typing import Any
 
 import grpc
-import structlog
 from google.api import httpbody_pb2
 
 from chatmesh.gateway.v1 import gateway_pb2 as pb
 from chatmesh.gateway.v1 import gateway_pb2_grpc
 from gateway import errors
 from gateway.errors import public
-from gateway.faces.identity import caller_of
+from gateway.faces.identity import caller_of, idempotency_key, last_event_id
 from gateway.faces.openai import listings
-from gateway.faces.openai.chunks import ChunkWriter, Completion
-from gateway.faces.openai.errors import http_error, public_error
-from gateway.faces.openai.requests import ChatCompletion, parse_chat_completion, parse_rename
-from gateway.faces.openai.stream import ClientWriter, EventBody
-from gateway.turn.domain import Caller, Started
-from gateway.turn.observe import observed
-from gateway.turn.run import EPOCH, Upstreams, turn
+from gateway.faces.openai.requests import parse_changes, parse_chat_completion
+from gateway.faces.openai.turns import (
+    JSON,
+    refused,
+    turn_body,
+    write_completion,
+    write_events,
+    write_view,
+)
+from gateway.settings import TurnLimits
+from gateway.turn.turns import Turns
 from gateway.upstreams.billing import Billing
+from gateway.upstreams.catalogue import Catalogue
 from gateway.upstreams.conversation import Conversation
-from mesh.chassis.errors import MeshError
-
-JSON = "application/json"
-STATUS_KEY = "x-http-status"
-NO_CACHE = ("cache-control", "no-cache")
 
 Context = grpc.aio.ServicerContext[Any, Any]
-log = structlog.get_logger()
 
 
 class OpenAIService(gateway_pb2_grpc.OpenAIServiceServicer):
     """What browsers and OpenAI SDKs reach."""
 
-    def __init__(self, up: Upstreams, conversation: Conversation, billing: Billing) -> None:
-        self._up, self._conversation, self._billing = up, conversation, billing
+    def __init__(
+        self,
+        turns: Turns,
+        catalogue: Catalogue,
+        conversation: Conversation,
+        billing: Billing,
+        limits: TurnLimits,
+    ) -> None:
+        self._turns, self._catalogue, self._limits = turns, catalogue, limits
+        self._conversation, self._billing = conversation, billing
 
     # Written to, not generated: so that a deadline may fall inside a write.
     async def CreateChatCompletion(  # type: ignore[override]  # noqa: N802
         self, request: pb.CreateChatCompletionRequest, context: Context
     ) -> None:
-        """Runs a turn; every failure before the first byte is an HTTP status and a body."""
+        """Begins or joins a turn; every failure before the first byte is a status and a body."""
+        metadata, body = context.invocation_metadata() or (), request.body.data
         try:
-            caller = caller_of(context.invocation_metadata() or ())
-            wanted = parse_chat_completion(request.body.data)
-        except MeshError as error:
-            await context.write(await _refused(context, error))
-            return
-        await (self._stream if wanted.stream else self._whole)(wanted, caller, context)
-
-    async def _whole(self, wanted: ChatCompletion, caller: Caller, context: Context) -> None:
-        completion = Completion(int(time.time()), wanted.ask.n)
-        started: Started | None = None
-        try:
-            async with asyncio.timeout(self._up.limits.turn_duration_s_max):
-                events = observed(turn(wanted.ask, caller, self._up))
-                async with aclosing(events):
-                    async for _, event in events:
-                        completion.add(event)
-                        started = event if isinstance(event, Started) else started
+            caller, key = caller_of(metadata), idempotency_key(metadata)
+            wanted = parse_chat_completion(body)
+            digest = sha256(body).hexdigest() if key else ""
+            following = await self._turns.begin(wanted.ask, caller, key, digest)
+            if wanted.ask.background and not wanted.stream:
+                view = await self._turns.view(following.plan.turn_id, caller.account_id)
         except Exception as error:
-            await context.write(await _refused(context, error))
+            await context.write(await refused(context, error))
             return
-        assert started
-        await context.send_initial_metadata(_headers(started))
-        await context.write(httpbody_pb2.HttpBody(content_type=JSON, data=completion.body()))
+        if wanted.stream:
+            await write_events(following, context, self._limits)
+        elif wanted.ask.background:
+            await write_view(view, context)
+        else:
+            await write_completion(following, context)
 
-    async def _stream(self, wanted: ChatCompletion, caller: Caller, context: Context) -> None:
-        limits = self._up.limits
-        chunks = ChunkWriter(int(time.time()), wanted.ask.n, wanted.include_usage, EPOCH)
-        body = EventBody(context)
-        client = ClientWriter(body.write, limits.heartbeat_s, limits.reader_stall_s_max)
-        sequence = 0
+    async def FollowTurn(  # type: ignore[override]  # noqa: N802
+        self, request: pb.FollowTurnRequest, context: Context
+    ) -> None:
+        """Writes the events of a turn behind a cursor."""
+        metadata = context.invocation_metadata() or ()
         try:
-            async with (
-                asyncio.timeout(limits.turn_duration_s_max) as limit,
-                client.guarded(limit),
-                aclosing(observed(turn(wanted.ask, caller, self._up))) as events,
-            ):
-                async for sequence, event in events:
-                    data = chunks.events(sequence, event)
-                    if isinstance(event, Started):
-                        body.begin(_headers(event), data)
-                    else:
-                        await client.write(data)
+            caller = caller_of(metadata)
+            after = request.after or last_event_id(metadata)
+            following = await self._turns.follow(request.turn_id, caller.account_id, after)
         except Exception as error:
-            if not body.is_open:
-                await context.write(await _refused(context, error))
-            elif client.is_stuck:
-                # A status cannot overtake the message that is stuck; the call ends with the client
-                # or at the edge. What it cost has ended already.
-                log.warning("reader_stalled", turn_id=caller.turn_id)
-                raise asyncio.CancelledError from error
-            else:
-                await client.write(chunks.error(sequence + 1, _public(error)))
+            await context.write(await refused(context, error))
+            return
+        await write_events(following, context, self._limits, at_once=True)
+
+    async def GetTurn(  # noqa: N802
+        self, request: pb.GetTurnRequest, context: Context
+    ) -> httpbody_pb2.HttpBody:
+        """Describes a turn as it is now."""
+        return await _answered(context, self._view(request.turn_id, context))
+
+    async def CancelTurn(  # noqa: N802
+        self, request: pb.CancelTurnRequest, context: Context
+    ) -> httpbody_pb2.HttpBody:
+        """Stops a turn."""
+        return await _answered(context, self._stop(request.turn_id, context))
 
     async def ListModels(  # noqa: N802
         self, request: pb.ListModelsRequest, context: Context
@@ -127,8 +122,8 @@ class OpenAIService(gateway_pb2_grpc.OpenAIServiceServicer):
     async def RenameConversation(  # noqa: N802
         self, request: pb.RenameConversationRequest, context: Context
     ) -> httpbody_pb2.HttpBody:
-        """Changes a title."""
-        return await _answered(context, self._rename(request, context))
+        """Changes a conversation."""
+        return await _answered(context, self._update(request, context))
 
     async def DeleteConversation(  # noqa: N802
         self, request: pb.DeleteConversationRequest, context: Context
@@ -142,13 +137,21 @@ class OpenAIService(gateway_pb2_grpc.OpenAIServiceServicer):
         """Sums the caller's usage over a month."""
         return await _answered(context, self._usage(request, context))
 
+    async def _view(self, turn_id: str, context: Context) -> bytes:
+        caller = caller_of(context.invocation_metadata() or ())
+        return turn_body(await self._turns.view(turn_id, caller.account_id))
+
+    async def _stop(self, turn_id: str, context: Context) -> bytes:
+        caller = caller_of(context.invocation_metadata() or ())
+        return turn_body(await self._turns.stop(turn_id, caller.account_id))
+
     async def _list_models(self) -> bytes:
-        return listings.models(await self._up.catalogue.models())
+        return listings.models(await self._catalogue.models())
 
     async def _get_model(self, model_id: str) -> bytes:
         if not model_id:
             raise public(errors.MODEL_NOT_FOUND, "Name a model.", param="model")
-        return listings.model(await self._up.catalogue.find(model_id))
+        return listings.model(await self._catalogue.find(model_id))
 
     async def _list_conversations(
         self, request: pb.ListConversationsRequest, context: Context
@@ -169,11 +172,11 @@ class OpenAIService(gateway_pb2_grpc.OpenAIServiceServicer):
         )
         return listings.thread(thread, page)
 
-    async def _rename(self, request: pb.RenameConversationRequest, context: Context) -> bytes:
+    async def _update(self, request: pb.RenameConversationRequest, context: Context) -> bytes:
         caller = caller_of(context.invocation_metadata() or ())
-        title = parse_rename(request.body.data)
+        changes = parse_changes(request.body.data)
         return listings.thread(
-            await self._conversation.rename(caller, request.conversation_id, title)
+            await self._conversation.update(caller, request.conversation_id, changes)
         )
 
     async def _delete(self, request: pb.DeleteConversationRequest, context: Context) -> bytes:
@@ -186,31 +189,8 @@ class OpenAIService(gateway_pb2_grpc.OpenAIServiceServicer):
         return listings.usage(await self._billing.usage(caller.account_id, request.period))
 
 
-def _headers(started: Started) -> Sequence[tuple[str, str]]:
-    headers = [NO_CACHE, ("x-turn-id", started.turn_id)]
-    if started.conversation_id:
-        headers.append(("x-conversation-id", started.conversation_id))
-    return headers
-
-
-def _public(error: Exception) -> MeshError:
-    shown = public_error(error)
-    if shown.reason == errors.INTERNAL_ERROR:
-        # The type only: the text of an unknown error may hold a prompt.
-        log.error("turn_crashed", error=type(error).__name__)
-    return shown
-
-
-async def _refused(context: Context, error: Exception) -> httpbody_pb2.HttpBody:
-    refusal = http_error(_public(error))
-    await context.send_initial_metadata(
-        ((STATUS_KEY, str(refusal.status)), NO_CACHE, *refusal.headers)
-    )
-    return httpbody_pb2.HttpBody(content_type=JSON, data=refusal.body)
-
-
 async def _answered(context: Context, body: Awaitable[bytes]) -> httpbody_pb2.HttpBody:
     try:
         return httpbody_pb2.HttpBody(content_type=JSON, data=await body)
     except Exception as error:
-        return await _refused(context, error)
+        return await refused(context, error)

@@ -16,15 +16,20 @@ EVENT_STREAM = "text/event-stream"
 class EventBody:
     """The body of a stream; status and headers leave with its first text.
 
-    Until then a failure can still be told as an HTTP status. The first event (no text yet) waits
-    for the second, which saves a message just when the client waits for text.
+    Until then a failure can still be an HTTP status. The first event (no text yet) waits for the
+    second, which saves a message just when the client waits for text.
     """
 
     def __init__(self, context: Any) -> None:
         self._context = context
         self._headers: Sequence[tuple[str, str]] = ()
-        self._head = b""
+        self._head: bytes | None = None
         self.is_open = False
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether it is known what leaves first."""
+        return self._head is not None
 
     def begin(self, headers: Sequence[tuple[str, str]], head: bytes) -> None:
         """Notes what leaves with the first write; before it, writes are dropped."""
@@ -34,7 +39,7 @@ class EventBody:
         """Sends bytes of the body."""
         if self.is_open:
             await self._context.write(httpbody_pb2.HttpBody(data=data))
-        elif self._head:
+        elif self._head is not None:
             self.is_open = True
             await self._context.send_initial_metadata(self._headers)
             first = httpbody_pb2.HttpBody(content_type=EVENT_STREAM, data=self._head + data)

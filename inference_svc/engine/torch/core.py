@@ -50,7 +50,7 @@ class Event:
     """What one step did for one sequence.
 
     Attributes:
-        cached_count, prefilled_count: of the prompt, as in `AttemptUsage`.
+        cached_count, prefilled_count: of the prompt, as in `GeneratedCounts`.
         text: text that became final with the tokens.
         finish, error: how it ended; both None while it goes on.
     """

@@ -11,8 +11,7 @@ FRAMES = st.lists(st.tuples(st.text(max_size=5), st.integers(0, 3)), max_size=12
 
 
 def received(answer: Answer, text: str, tokens: int = 1, **more) -> None:
-    answer.token_ids.extend(range(tokens))
-    answer.receive(Frame(tokens, text, **more))
+    answer.receive(Frame(range(tokens), text, **more))
 
 
 @given(FRAMES, st.lists(st.integers(0, 80)), st.booleans())
@@ -23,7 +22,7 @@ def test_conservation(frames, offsets, blocked):
         received(answer, text, tokens)
         if offsets and (delta := answer.release(offsets.pop())):
             shown.append(delta.text)
-        assert answer.released_token_count + answer.withheld_token_count == len(answer.token_ids)
+        assert answer.released_token_count + answer.unreleased_token_count == len(answer.token_ids)
         assert whole.startswith("".join(shown))
     if blocked:
         answer.block()
@@ -101,7 +100,7 @@ def test_a_blocked_answer_may_end_with_a_safe_text():
     answer.release(5)
     delta = answer.block("violence", 6, "Let us talk about something else.")
     assert delta.text == "\n\nLet us talk about something else."
-    assert answer.finished == ChoiceFinished(0, "content_filter", "violence", 6)
+    assert answer.finish() == ChoiceFinished(0, "content_filter", "violence", 6)
     assert answer.release(9) is None
 
 

@@ -8,10 +8,20 @@ from hypothesis import strategies as st
 
 from gateway.errors import public
 from gateway.faces.openai.chunks import PING, ChunkWriter, Completion
-from gateway.turn.domain import ChoiceFinished, Delta, Finished, Logprob, ModelInfo, Started, Usage
+from gateway.turn.domain import (
+    ChoiceFinished,
+    Failed,
+    Finished,
+    Logprob,
+    ModelInfo,
+    Started,
+    TextDelta,
+    Usage,
+)
+from gateway.turn.events import Numbered
 
 MODEL = ModelInfo("m", 100, "fp_1")
-STARTED = Started("TURN", MODEL, "", 0)
+STARTED = Started("TURN", MODEL, "", 0, choice_count=2)
 USAGE = Finished(Usage(3, 1, 2))
 TEXT = st.text(st.characters(exclude_categories=["Cs"]))
 # One event: fields, one a line, then an empty line (WHATWG HTML, 9.2.5).
@@ -26,7 +36,7 @@ def parsed(stream: bytes) -> list[tuple[bytes, object]]:
         assert match, stream[position : position + 80]
         fields = dict(line.split(b": ", 1) for line in match[0].strip().split(b"\n"))
         if b"data" in fields:
-            found.append((fields[b"id"], fields[b"data"]))
+            found.append((fields.get(b"id", b""), fields[b"data"]))
         position = match.end()
     return found
 
@@ -36,20 +46,21 @@ def parsed(stream: bytes) -> list[tuple[bytes, object]]:
     st.lists(st.tuples(st.integers(0, 2), TEXT, st.booleans())),
     st.booleans(),
     TEXT,
-    st.booleans(),
+    st.sampled_from(["", "by itself", "here"]),
 )
 def test_every_stream_is_server_sent_events_of_json(deltas, include_usage, name, fails):
-    writer = ChunkWriter(1, 3, include_usage, 0)
-    started = Started("TURN", ModelInfo(name, 1, "fp"), name, 0)
+    model = ModelInfo(name, 1, "fp")
+    started = Started("TURN", model, name, 0, choice_count=3, include_usage=include_usage)
+    writer = ChunkWriter(started)
     logprobs = [Logprob("é".encode()[:1], -0.5)]
-    events = [started, *(Delta(i, text, 1, logprobs if lp else ()) for i, text, lp in deltas)]
-    stream = b"".join(writer.events(number, event) for number, event in enumerate(events))
-    stream += PING
-    if fails:
-        stream += writer.error(len(events), public("TIMEOUT", f"bad\n{name}"))
-    else:
-        stream += b"".join(writer.events(len(events), ChoiceFinished(i, "stop")) for i in range(3))
-        stream += writer.events(len(events) + 1, USAGE)
+    events = [started, *(TextDelta(i, text, 1, logprobs if lp else ()) for i, text, lp in deltas)]
+    if fails == "by itself":
+        events.append(Failed("TIMEOUT", f"bad\n{name}"))
+    elif not fails:
+        events += [*(ChoiceFinished(index, "stop") for index in range(3)), USAGE]
+    stream = writer.events(4, [Numbered(*each) for each in enumerate(events)]) + PING
+    if fails == "here":
+        stream += writer.error(public("TIMEOUT", f"bad\n{name}"))
     found = parsed(stream)
     assert found[-1][1] == b"[DONE]"
     chunks = [json.loads(data) for _, data in found[:-1]]
@@ -59,7 +70,9 @@ def test_every_stream_is_server_sent_events_of_json(deltas, include_usage, name,
             texts[choice["index"]] += choice["delta"].get("content", "")
     wanted = ["".join(text for i, text, _ in deltas if i == index) for index in range(3)]
     assert texts == wanted
-    numbers = [int(each.rsplit(b":", 1)[1]) for each, _ in found]
+    cursors = [each.rsplit(b":", 2) for each, _ in found if each]
+    assert {(turn, epoch) for turn, epoch, _ in cursors} == {(b"TURN", b"4")}
+    numbers = [int(number) for _, _, number in cursors]
     assert numbers == sorted(numbers)
     if not fails:
         assert ("usage" in chunks[0]) is include_usage
@@ -68,8 +81,8 @@ def test_every_stream_is_server_sent_events_of_json(deltas, include_usage, name,
 
 @given(TEXT, TEXT)
 def test_the_whole_body_says_the_same(one, other):
-    completion = Completion(1, 2)
-    for event in (STARTED, Delta(1, one, 1), Delta(0, other, 1), Delta(1, other, 2)):
+    completion = Completion(STARTED)
+    for event in (STARTED, TextDelta(1, one, 1), TextDelta(0, other, 1), TextDelta(1, other, 2)):
         completion.add(event)
     completion.add(ChoiceFinished(0, "stop"))
     completion.add(ChoiceFinished(1, "length"))

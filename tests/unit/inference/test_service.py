@@ -11,6 +11,7 @@ import pytest
 import redis.asyncio as redis
 
 from chatmesh.billing.v1 import billing_pb2
+from chatmesh.content.v1 import content_pb2
 from chatmesh.inference.v1 import inference_pb2
 from chatmesh.inference.v1.inference_pb2_grpc import (
     InferenceServiceStub,
@@ -150,7 +151,7 @@ async def test_stream_has_started_tokens_finished(model, tmp_path) -> None:
     assert (kinds[0], set(kinds[1:-1]), kinds[-1]) == ("started", {"tokens"}, "finished")
     assert messages[0].started.instance == "inference-1"
     finished = messages[-1].finished
-    assert finished.finish_reason == inference_pb2.FINISH_REASON_STOP
+    assert finished.finish_reason == content_pb2.FINISH_REASON_STOP
     assert finished.usage.output_token_count == len(output_ids(messages))
     assert finished.usage.prompt_token_count == 40
     assert text_of(messages) == model.vocabulary.join(output_ids(messages)).decode()
@@ -160,7 +161,7 @@ async def test_max_tokens_ends_with_length(model, tmp_path) -> None:
     async with running(model, tmp_path) as node:
         messages = await node.generate(max_tokens=5)
     assert len(output_ids(messages)) == 5
-    assert messages[-1].finished.finish_reason == inference_pb2.FINISH_REASON_LENGTH
+    assert messages[-1].finished.finish_reason == content_pb2.FINISH_REASON_LENGTH
 
 
 async def test_ignore_eos_runs_to_max_tokens(model, tmp_path) -> None:
@@ -185,7 +186,7 @@ async def test_continuation_of_a_finished_answer_ends_at_once(model, tmp_path) -
         ids = output_ids(await node.generate())
         rest = await node.generate(attempt=1, emitted_token_ids=ids)
     assert [m.WhichOneof("event") for m in rest] == ["started", "finished"]
-    assert rest[-1].finished.finish_reason == inference_pb2.FINISH_REASON_STOP
+    assert rest[-1].finished.finish_reason == content_pb2.FINISH_REASON_STOP
 
 
 async def test_stop_string_cuts_the_text(model, tmp_path) -> None:
@@ -207,29 +208,30 @@ async def test_logprobs_are_reported_when_asked(model, tmp_path) -> None:
 BAD = {
     "turn_id": {"turn_id": ""},
     "choice_index": {"choice_index": 4},
+    "step": {"step": 128},
     "prompt_token_ids": {"prompt_token_ids": [2, 9999]},
     "max_tokens": {"max_tokens": 0},
     "emitted_token_ids": {"emitted_token_ids": range(2, 40)},
     "top_logprobs": {"top_logprobs": 21},
     "cache_salt": {"cache_salt": "x" * 257},
-    "response_format": {"response_format": inference_pb2.ResponseFormat(json_object=True)},
+    "response_format": {"response_format": content_pb2.ResponseFormat(json_object=True)},
     "response_format.json_schema": {
-        "response_format": inference_pb2.ResponseFormat(json_schema="x" * 65_537)
+        "response_format": content_pb2.ResponseFormat(json_schema="x" * 65_537)
     },
-    "response_format.regex": {"response_format": inference_pb2.ResponseFormat(regex="x" * 4097)},
+    "response_format.regex": {"response_format": content_pb2.ResponseFormat(regex="x" * 4097)},
     "response_format.choice": {
-        "response_format": inference_pb2.ResponseFormat(choice=inference_pb2.Choice())
+        "response_format": content_pb2.ResponseFormat(choice=content_pb2.ChoiceList())
     },
     "stop.ignore_eos": {
-        "response_format": inference_pb2.ResponseFormat(json_object=True),
+        "response_format": content_pb2.ResponseFormat(json_object=True),
         "stop": inference_pb2.StopConditions(ignore_eos=True),
     },
     "stop.strings": {"stop": inference_pb2.StopConditions(strings=[""])},
     "stop.token_ids": {"stop": inference_pb2.StopConditions(token_ids=[9999])},
-    "sampling.temperature": {"sampling": inference_pb2.SamplingParams(temperature=float("nan"))},
-    "sampling.top_p": {"sampling": inference_pb2.SamplingParams(top_p=0)},
-    "sampling.top_k": {"sampling": inference_pb2.SamplingParams(top_k=9999)},
-    "sampling.logit_bias": {"sampling": inference_pb2.SamplingParams(logit_bias={3: 101})},
+    "sampling.temperature": {"sampling": content_pb2.Sampling(temperature=float("nan"))},
+    "sampling.top_p": {"sampling": content_pb2.Sampling(top_p=0)},
+    "sampling.top_k": {"sampling": content_pb2.Sampling(top_k=9999)},
+    "sampling.logit_bias": {"sampling": content_pb2.Sampling(logit_bias={3: 101})},
 }
 
 
@@ -274,7 +276,7 @@ FORMATS = {
     "schema": ({"json_schema": "{}"}, ResponseFormat(FormatKind.JSON_SCHEMA, "{}")),
     "regex": ({"regex": "a+"}, ResponseFormat(FormatKind.REGEX, "a+")),
     "choice": (
-        {"choice": inference_pb2.Choice(texts=["a", "b"])},
+        {"choice": content_pb2.ChoiceList(texts=["a", "b"])},
         ResponseFormat(FormatKind.CHOICE, choices=("a", "b")),
     ),
 }
@@ -284,7 +286,7 @@ FORMATS = {
 async def test_a_format_reaches_the_engine_and_its_fault_the_caller(model, tmp_path, kind) -> None:
     fields, expected = FORMATS[kind]
     async with running(model, tmp_path, engine_type=AskedEngine) as node:
-        wanted = inference_pb2.ResponseFormat(**fields)
+        wanted = content_pb2.ResponseFormat(**fields)
         error = await failure(
             node.stub.Generate(node.request(response_format=wanted), timeout=DEADLINE_S)
         )
@@ -413,6 +415,24 @@ async def test_usage_of_a_finished_answer(model, tmp_path, redis_url) -> None:
     ]
     assert {(e.turn_id, e.model, e.instance) for e in events} == {(TURN, "toy", "inference-1")}
     assert [e.attempt for e in events] == [0, 0, 1, 1, 1, 0]
+
+
+async def test_a_further_step_is_metered_as_its_own_and_draws_its_own_tokens(
+    model, tmp_path, redis_url
+) -> None:
+    async with running(model, tmp_path, redis_url) as node:
+        first, further, again = [
+            output_ids(await node.generate(step=step, max_tokens=3)) for step in (0, 2, 2)
+        ]
+    assert further == again
+    assert further != first
+    events = await usage_events(redis_url)
+    assert {
+        (e.step, e.end_position) for e in events if e.kind == billing_pb2.USAGE_KIND_OUTPUT
+    } == {
+        (0, 3),
+        (2, 3),
+    }
 
 
 async def test_usage_of_a_cancelled_answer_is_what_was_generated(

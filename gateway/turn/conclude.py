@@ -1,0 +1,114 @@
+"""What is kept of a turn, whichever way it ended: the settled hold, and the thread.
+
+Both are repeated until accepted, and keyed by the turn id: whoever concludes a turn again changes
+nothing.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+
+import structlog
+
+from gateway import metrics
+from gateway.turn.answer import Answer
+from gateway.turn.domain import FINISH_CANCELLED, Message, Usage
+from gateway.turn.plan import Plan
+from gateway.upstreams.billing import Billing
+from gateway.upstreams.conversation import Conversation, NewMessage, to_stored
+from gateway.upstreams.failures import may_pass
+from mesh.chassis.errors import MeshError
+
+RETRY_S_MIN = 0.1
+RETRY_S_MAX = 2.0
+
+log = structlog.get_logger()
+
+
+def usage_of(plan: Plan, answers: Sequence[Answer]) -> Usage:
+    """Tokens of a turn; the prompt counts once for all n answers."""
+    if plan.stored.safe_text:
+        return Usage(0, 0, 0)
+    return Usage(
+        prompt_token_count=len(plan.stored.request.prompt_token_ids),
+        cached_token_count=max((answer.cached_token_count for answer in answers), default=0),
+        completion_token_count=sum(len(answer.token_ids) for answer in answers),
+    )
+
+
+class Concluder:
+    """Settles and stores."""
+
+    def __init__(self, billing: Billing, conversation: Conversation) -> None:
+        self._billing, self._conversation = billing, conversation
+
+    async def conclude(self, plan: Plan, answers: Sequence[Answer]) -> None:
+        """Returns when billing and conversation have taken the turn; whoever runs it bounds it."""
+        usage = usage_of(plan, answers)
+        withheld = sum(answer.withheld_token_count for answer in answers)
+        unsent = sum(answer.unreleased_token_count for answer in answers) - withheld
+        _count(usage, withheld, unsent)
+        settle = self._settle(plan, usage, withheld, unsent)
+        await asyncio.gather(settle, self._store(plan, answers[0]))
+
+    async def renew(self, plan: Plan) -> None:
+        """Lets the hold live on; one that lapses can be settled all the same."""
+        try:
+            await self._billing.extend(plan.stored.hold)
+        except MeshError as error:
+            log.warning("hold_not_renewed", turn_id=plan.turn_id, reason=error.reason)
+
+    async def _settle(self, plan: Plan, usage: Usage, withheld: int, unsent: int) -> None:
+        hold = plan.stored.hold
+        if usage.completion_token_count:
+            await _until_accepted(
+                "settle", lambda: self._billing.settle(hold, usage, withheld, unsent)
+            )
+        else:
+            await _until_accepted("settle", lambda: self._billing.release(hold.turn_id))
+
+    async def _store(self, plan: Plan, answer: Answer) -> None:
+        """Keeps the new messages with the first answer; nothing when it never came to one.
+
+        Of n answers the first is kept: a thread has one answer to a question.
+        """
+        nothing_said = not answer.text and answer.finish_reason == FINISH_CANCELLED
+        if not plan.thread.id or plan.stored.safe_text or nothing_said:
+            return
+        said = NewMessage(
+            Message("assistant", answer.text),
+            answer.released_token_count,
+            answer.finish_reason,
+            plan.model.id,
+        )
+        messages = [*plan.stored.messages, to_stored(said)]
+        await _until_accepted(
+            "store",
+            lambda: self._conversation.append(plan.caller, plan.thread, plan.model.id, messages),
+        )
+
+
+def _count(usage: Usage, withheld_token_count: int, unsent_token_count: int) -> None:
+    if usage.completion_token_count:
+        metrics.TOKENS.labels("prompt").inc(usage.prompt_token_count)
+        metrics.TOKENS.labels("cached").inc(usage.cached_token_count)
+        metrics.TOKENS.labels("output").inc(usage.completion_token_count)
+        metrics.TOKENS.labels("withheld").inc(withheld_token_count)
+        metrics.TOKENS.labels("unsent").inc(unsent_token_count)
+
+
+async def _until_accepted(what: str, call: Callable[[], Awaitable[None]]) -> None:
+    """Repeats a repeatable call."""
+    delay_s = RETRY_S_MIN
+    while True:
+        try:
+            return await call()
+        except MeshError as error:
+            if not may_pass(error):
+                metrics.CONCLUSIONS_LOST.labels(what).inc()
+                log.error("conclusion_refused", what=what, reason=error.reason)
+                return None
+        except asyncio.CancelledError:
+            metrics.CONCLUSIONS_LOST.labels(what).inc()
+            raise
+        await asyncio.sleep(delay_s)
+        delay_s = min(delay_s * 2, RETRY_S_MAX)

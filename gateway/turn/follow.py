@@ -1,0 +1,191 @@
+"""One reader's way through a turn, wherever the turn runs and however often its owner dies."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from functools import partial
+from typing import TypeVar
+
+from gateway import errors
+from gateway.errors import public
+from gateway.turn.domain import Failed, Finished, Started
+from gateway.turn.events import Cursor, Numbered, bad_cursor, behind
+from gateway.turn.journal import RUNNING, Head, JournalAway, JournalStore
+from gateway.turn.plan import Plan
+from gateway.turn.run import Run
+from gateway.turn.stored import events_of
+from mesh.chassis.errors import MeshError
+
+# Between two looks at a turn that another gateway runs, when no news came.
+LOOK_S = 0.25
+# A reader at another gateway says each LOOK_S that it is there.
+READ_LEASE_MS = 2_000
+# How long a reader waits for a journal that is away, or has lost a turn that its owner still has.
+PATIENCE_S = 10.0
+RETRY_AFTER_S = 1.0
+
+T = TypeVar("T")
+Batches = AsyncGenerator[Sequence[Numbered], None]
+
+
+def check_cursor(cursor: Cursor, head: Head, *, redraws: bool) -> None:
+    """Whether what follows a cursor can be told exactly; never guessed.
+
+    Args:
+        cursor: where a reader is, by the word of the epoch that numbered its last event.
+        head: the turn now.
+        redraws: every epoch gives the same events the same numbers.
+
+    Raises:
+        MeshError: CURSOR_INVALID, CURSOR_LOST.
+    """
+    if cursor.epoch > head.epoch:
+        raise bad_cursor()
+    # Seen by the reader, never journaled, and made otherwise by the next owner.
+    if not redraws and cursor.epoch < head.epoch:
+        if cursor.number > head.epoch_numbers[cursor.epoch]:
+            raise lost_cursor()
+    elif head.state != RUNNING and cursor.number > head.number:
+        raise lost_cursor() if cursor.epoch < head.epoch else bad_cursor()
+
+
+def lost_cursor() -> MeshError:
+    """The refusal to go on from a cursor that was valid once."""
+    message = (
+        "What followed this event cannot be told exactly any more; GET the turn for its text, or "
+        "follow it from the beginning."
+    )
+    return public(errors.CURSOR_LOST, message, param="after")
+
+
+def no_such_turn() -> MeshError:
+    """The refusal to show a turn."""
+    message = "You have no turn of this id, or it ended longer ago than turns are kept."
+    return public(errors.TURN_NOT_FOUND, message, param="turn_id")
+
+
+def journal_away() -> MeshError:
+    """The turn may be there; the journal does not say."""
+    return public(
+        errors.SERVICE_UNAVAILABLE,
+        "The journal of turns does not answer; try again shortly.",
+        retry_after_s=RETRY_AFTER_S,
+        service="journal",
+    )
+
+
+class Following:
+    """The events of a turn for one reader."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        cursor: Cursor,
+        store: JournalStore,
+        run_of: Callable[[str], Run | None],
+        adopt: Callable[[Head], Awaitable[Run | None]],
+    ) -> None:
+        """`run_of` gives the turn if it runs here, `adopt` makes it run here if nobody runs it."""
+        self.plan = plan
+        self._store, self._run_of, self._adopt = store, run_of, adopt
+        self._cursor = cursor
+        self._is_over = False
+
+    @property
+    def started(self) -> Started:
+        """The first event, also for a reader that is past it."""
+        run = self._run_of(self.plan.turn_id)
+        return self.plan.started(journaled=run is None or run.recording.is_journaled)
+
+    @property
+    def epoch(self) -> int:
+        """Of whoever numbers the events now."""
+        return self._cursor.epoch
+
+    async def events(self) -> Batches:
+        """What follows the cursor, to the end of the turn.
+
+        Raises:
+            MeshError: CURSOR_INVALID, CURSOR_LOST, TURN_NOT_FOUND, SERVICE_UNAVAILABLE.
+        """
+        while not self._is_over:
+            run = self._run_of(self.plan.turn_id)
+            source = self._here(run) if run else self._elsewhere()
+            async with contextlib.aclosing(source) as batches:
+                async for batch in batches:
+                    self._cursor = Cursor(self._cursor.epoch, batch[-1].number)
+                    self._is_over = isinstance(batch[-1].event, Finished | Failed)
+                    yield batch
+                    if self._is_over:
+                        return
+
+    async def _here(self, run: Run) -> Batches:
+        """Events from the log of their owner; ends with the turn, or when it has moved."""
+        head = run.head
+        check_cursor(self._cursor, head, redraws=run.redraws)
+        if head.epoch == self._cursor.epoch and self._cursor.number > run.log.number:
+            raise bad_cursor()
+        self._cursor = Cursor(head.epoch, self._cursor.number)
+        async with contextlib.aclosing(run.log.read(self._cursor.number)) as batches:
+            async for batch in batches:
+                yield batch
+        self._is_over = not run.log.is_moved
+
+    async def _elsewhere(self) -> Batches:
+        """Events from the journal; ends with the turn, or when it runs here."""
+        index, puts = 0, 0
+        async with self._store.news(self.plan.turn_id) as news:
+            while True:
+                news.clear()
+                head = await self._patiently(self._head)
+                if head.put_count != puts:  # written anew, whole
+                    index, puts = 0, head.put_count
+                check_cursor(self._cursor, head, redraws=self.plan.redraws)
+                self._cursor = Cursor(head.epoch, self._cursor.number)
+                stored = await self._patiently(partial(self._batches, index))
+                index += len(stored)
+                if batch := self._unseen(stored):
+                    yield batch
+                if head.state != RUNNING:
+                    self._is_over = True
+                    return
+                if await self._moved_here(head):
+                    return
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(news.wait(), LOOK_S)
+
+    def _unseen(self, batches: Sequence[bytes]) -> list[Numbered]:
+        found = (event for data in batches for event in events_of(data, self.started))
+        return [left for each in found if (left := behind(each, self._cursor.number))]
+
+    async def _moved_here(self, head: Head) -> bool:
+        """Whether the turn runs here now; else says that somebody reads it here."""
+        try:
+            if self._run_of(head.turn_id):
+                return True
+            if not await self._store.is_alive(head.owner):
+                return await self._adopt(head) is not None
+            await self._store.mark_read(head.turn_id, READ_LEASE_MS)
+        except JournalAway:
+            pass  # the next look finds out
+        return False
+
+    async def _head(self) -> Head | None:
+        return await self._store.head(self.plan.turn_id)
+
+    async def _batches(self, index: int) -> Sequence[bytes] | None:
+        return await self._store.batches(self.plan.turn_id, index)
+
+    async def _patiently(self, look: Callable[[], Awaitable[T | None]]) -> T:
+        """What `look` finds, sooner or later."""
+        end = asyncio.get_running_loop().time() + PATIENCE_S
+        while True:
+            try:
+                if (found := await look()) is not None:
+                    return found
+                failure = no_such_turn()
+            except JournalAway:
+                failure = journal_away()
+            if asyncio.get_running_loop().time() > end:
+                raise failure
+            await asyncio.sleep(LOOK_S)

@@ -1,0 +1,339 @@
+"""All turns, wherever they run: begin one, follow it, stop it, look at it; adopt the orphans.
+
+A turn runs in the process that owns it. Readers at another gateway read its journal; when the owner
+is no more, whoever wants the turn adopts it, and a scan adopts those that nobody wants just now.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Sequence
+from dataclasses import dataclass, replace
+from typing import TypeVar
+
+import structlog
+from ulid import ULID
+
+from gateway import errors, metrics
+from gateway.errors import public
+from gateway.turn.answer import Answer
+from gateway.turn.domain import Ask, Caller, Failed, Finished, Usage
+from gateway.turn.events import BEGINNING, Cursor, Numbered
+from gateway.turn.follow import Following, journal_away, no_such_turn
+from gateway.turn.journal import RUNNING, Claim, Head, JournalAway, JournalStore
+from gateway.turn.plan import Plan, Planner
+from gateway.turn.run import Means, Run
+from gateway.turn.stored import read_batches
+from mesh.chassis.errors import MeshError
+
+# How often an owner says that it lives, and looks after what it owns; a quarter of its lease.
+TICKS_A_LEASE = 4
+# How often a gateway looks for turns whose owner is no more.
+SCAN_S = 0.3
+# Between two looks whether the turn of an idempotency key has begun.
+CLAIM_LOOK_S = 0.05
+CLAIM_PATIENCE_S = 5.0
+# A turn that ended while the journal was away is kept here for so long, to be written later.
+UNWRITTEN_S_MAX = 60.0
+
+MS = 1000
+T = TypeVar("T")
+
+log = structlog.get_logger()
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """A turn as it is now."""
+
+    plan: Plan
+    state: str
+    # Of the last event that can be followed.
+    cursor: Cursor
+    answers: Sequence[Answer]
+    journaled: bool
+    usage: Usage | None = None
+    failure: Failed | None = None
+
+
+class Turns:
+    """The turns of all gateways, as one of them sees and keeps them."""
+
+    def __init__(self, planner: Planner, means: Means, store: JournalStore, owner: str) -> None:
+        """`owner` names this process and no other, not even its successor."""
+        self._planner, self._means, self._store = planner, means, store
+        self._owner = f"{owner}.{ULID()}"
+        self._runs: dict[str, Run] = {}
+        self._is_closing = False
+
+    # -- what the faces ask for --------------------------------------------------------------
+
+    async def begin(self, ask: Ask, caller: Caller, key: str = "", digest: str = "") -> Following:
+        """Begins a turn, or joins the one that the idempotency key names.
+
+        Args:
+            ask: what is wanted.
+            caller: who wants it.
+            key: the idempotency key; "": none.
+            digest: of the whole request, with a key.
+
+        Raises:
+            MeshError: with a reason of chat.v1.Reason: nothing runs and nothing is charged.
+        """
+        try:
+            if key:
+                caller = await self._claimed(caller, key, digest)
+            if run := self._runs.get(caller.turn_id):
+                return self._following(run.plan, Cursor())
+            if key and await self._is_known(caller.turn_id):
+                return await self.follow(caller.turn_id, caller.account_id, "")
+            plan = await self._planned(ask, caller, key)
+        except MeshError as error:
+            metrics.TURNS.labels(error.reason.lower() or "internal_error").inc()
+            raise
+        except asyncio.CancelledError:
+            metrics.TURNS.labels("cancelled").inc()
+            raise
+        if caller.turn_id not in self._runs:
+            account_key = (caller.account_id, key) if key else None
+            self._own(Run(plan, self._means, self._owner), account_key)
+        return self._following(plan, Cursor())
+
+    async def follow(self, turn_id: str, account_id: str, after: str) -> Following:
+        """A reader of one of the account's turns, behind a cursor.
+
+        Raises:
+            MeshError: TURN_NOT_FOUND, CURSOR_INVALID, SERVICE_UNAVAILABLE.
+        """
+        plan = await self._plan_of(turn_id, account_id)
+        return self._following(plan, Cursor.parse(after, turn_id))
+
+    async def stop(self, turn_id: str, account_id: str) -> View:
+        """Stops one of the account's turns, wherever it runs.
+
+        Raises:
+            MeshError: TURN_NOT_FOUND, SERVICE_UNAVAILABLE.
+        """
+        await self._plan_of(turn_id, account_id)
+        if run := self.run_of(turn_id):
+            run.stop()
+        else:
+            await self._asked(self._stop_elsewhere(turn_id))
+        return await self.view(turn_id, account_id)
+
+    async def view(self, turn_id: str, account_id: str) -> View:
+        """One of the account's turns as it is now.
+
+        Raises:
+            MeshError: TURN_NOT_FOUND, SERVICE_UNAVAILABLE.
+        """
+        plan = await self._plan_of(turn_id, account_id)
+        if run := self._runs.get(turn_id):
+            shown = [each for each in run.log.events if each.number <= run.log.shown_number]
+            return _view(plan, run.head, shown, run.answers, run.recording.is_journaled)
+        head = await self._asked(self._store.head(turn_id))
+        if head is None:
+            raise no_such_turn()
+        answers = [Answer(index) for index in range(plan.choice_count)]
+        batches = await self._asked(self._store.batches(turn_id))
+        events = read_batches(batches, plan.started(journaled=True), answers)
+        return _view(plan, head, events, answers, journaled=True)
+
+    # -- what keeps them ---------------------------------------------------------------------
+
+    async def keep(self) -> None:
+        """Looks after the turns until cancelled."""
+        async with asyncio.TaskGroup() as group:
+            for work in (self._means.writer.run, self._live, self._adopt_orphans, self._obey):
+                group.create_task(work())
+
+    async def close(self) -> None:
+        """Leaves all turns to other gateways, at once."""
+        self._is_closing = True
+        runs = list(self._runs.values())
+        with contextlib.suppress(JournalAway):
+            await self._means.writer.flush()
+        await asyncio.gather(*(run.leave() for run in runs))
+        with contextlib.suppress(JournalAway):
+            await self._store.leave(self._owner)
+
+    async def adopt(self, head: Head) -> Run | None:
+        """Goes on with a turn whose owner is no more; None: another gateway was faster.
+
+        Raises:
+            JournalAway: perhaps it is ours now; the next look finds out.
+        """
+        turn_id = head.turn_id
+        if self._is_closing or not await self._store.adopt(head, self._owner):
+            return None
+        plan = Plan.read(await self._store.plan(turn_id))
+        batches = await self._store.batches(turn_id)
+        if run := self.run_of(turn_id):
+            return run
+        run = Run(plan, self._means, self._owner, head, batches)
+        run.redraws = plan.redraws and await self._planner.is_served_as_planned(plan)
+        metrics.TURNS_ADOPTED.inc()
+        log.info("turn_adopted", turn_id=turn_id, epoch=head.epoch + 1, number=head.number)
+        self._own(run)
+        if head.is_stopped:
+            run.stop()
+        return run
+
+    def run_of(self, turn_id: str) -> Run | None:
+        """The turn, if it runs here."""
+        run = self._runs.get(turn_id)
+        return None if run is None or run.log.is_moved else run
+
+    async def _live(self) -> None:
+        lease_ms = self._means.limits.owner_lease_ms
+        while True:
+            with contextlib.suppress(JournalAway):
+                await self._store.keep_alive(self._owner, lease_ms)
+            for run in list(self._runs.values()):
+                self._look_after(run)
+            metrics.TURNS_RUNNING.set(len(self._runs))
+            await asyncio.sleep(lease_ms / MS / TICKS_A_LEASE)
+
+    def _look_after(self, run: Run) -> None:
+        now, limits = asyncio.get_running_loop().time(), self._means.limits
+        if now >= run.renew_at:
+            run.renew_at = now + limits.hold_lifetime_s / 2
+            self._means.background.start(self._means.concluder.renew(run.plan), "renew_hold")
+        is_unread = run.log.idle_s > limits.reader_grace_s and not run.plan.stored.background
+        if is_unread and not run.is_unread:
+            run.is_unread = True
+            self._means.background.start(self._stop_unread(run), "stop_unread")
+
+    async def _stop_unread(self, run: Run) -> None:
+        """Ends a turn that nobody reads, here or at another gateway."""
+        try:
+            is_read = await self._store.is_read(run.plan.turn_id)
+        except JournalAway:
+            is_read = False
+        run.is_unread = not (is_read or run.log.idle_s == 0)
+        if run.is_unread:
+            run.stop()
+
+    async def _adopt_orphans(self) -> None:
+        while True:
+            await asyncio.sleep(SCAN_S)
+            with contextlib.suppress(JournalAway):
+                for turn_id in await self._store.orphans(self._means.limits.adoption_count_max):
+                    head = await self._store.head(turn_id)
+                    if head and head.state == RUNNING and not self.run_of(turn_id):
+                        await self.adopt(head)
+
+    async def _stop_elsewhere(self, turn_id: str) -> None:
+        await self._store.stop(turn_id)
+        head = await self._store.head(turn_id)
+        if head and head.state == RUNNING and not await self._store.is_alive(head.owner):
+            await self.adopt(head)
+
+    async def _obey(self) -> None:
+        """Stops turns whose stop was asked for at another gateway."""
+        async for turn_id in self._store.stops(self._owner):
+            if run := self._runs.get(turn_id):
+                run.stop()
+
+    def _own(self, run: Run, account_key: tuple[str, str] | None = None) -> None:
+        self._runs[run.plan.turn_id] = run
+        run.start(lambda: self._ended(run, account_key))
+
+    def _ended(self, run: Run, account_key: tuple[str, str] | None) -> None:
+        """Lets go of a turn when it has ended and is written, or will never be."""
+        if not run.has_started and not run.log.is_moved:
+            work = self._leave_no_trace(run.plan.turn_id, account_key)
+            self._means.background.start(work, "forget_turn")
+        if run.recording.has_news and run.has_started and not self._is_closing:
+            loop = asyncio.get_running_loop()
+            loop.call_later(UNWRITTEN_S_MAX, self._let_go, run)
+        else:
+            self._let_go(run)
+
+    def _let_go(self, run: Run) -> None:
+        self._means.writer.drop(run.recording)
+        if self._runs.get(run.plan.turn_id) is run:
+            del self._runs[run.plan.turn_id]
+
+    async def _leave_no_trace(self, turn_id: str, account_key: tuple[str, str] | None) -> None:
+        """A turn that nothing came of may be tried again under the same key."""
+        with contextlib.suppress(JournalAway):
+            if account_key:
+                await self._store.disclaim(*account_key, turn_id)
+            await self._store.forget(turn_id, self._owner)
+
+    # -- parts -------------------------------------------------------------------------------
+
+    def _following(self, plan: Plan, cursor: Cursor) -> Following:
+        return Following(plan, cursor, self._store, self.run_of, self.adopt)
+
+    async def _planned(self, ask: Ask, caller: Caller, key: str) -> Plan:
+        try:
+            return await self._planner.plan(ask, caller)
+        except BaseException:
+            if key:
+                account_key = (caller.account_id, key)
+                work = self._leave_no_trace(caller.turn_id, account_key)
+                self._means.background.start(work, "forget_turn")
+            raise
+
+    async def _claimed(self, caller: Caller, key: str, digest: str) -> Caller:
+        """The caller with the turn that the key names; waits until it has begun.
+
+        Raises:
+            MeshError: IDEMPOTENCY_KEY_REUSED; SERVICE_UNAVAILABLE: without the journal nobody
+                knows what the key names.
+        """
+        end = asyncio.get_running_loop().time() + CLAIM_PATIENCE_S
+        mine = Claim(caller.turn_id, digest, self._owner)
+        while True:
+            found = await self._asked(self._store.claim(caller.account_id, key, mine))
+            if found.digest != digest:
+                message = "This idempotency key was used for another request; use a new one."
+                param = "idempotency_key"
+                raise public(errors.IDEMPOTENCY_KEY_REUSED, message, param=param)
+            caller = replace(caller, turn_id=found.turn_id)
+            is_over = asyncio.get_running_loop().time() > end
+            if found.turn_id == mine.turn_id or is_over or self.run_of(found.turn_id):
+                return caller
+            if await self._is_known(found.turn_id):
+                return caller
+            # Another request is planning it, or died with its gateway while it did.
+            if not await self._asked(self._store.is_alive(found.owner)):
+                return caller
+            await asyncio.sleep(CLAIM_LOOK_S)
+
+    async def _plan_of(self, turn_id: str, account_id: str) -> Plan:
+        """The plan of one of the account's turns. An id is no credential: others have none."""
+        if run := self._runs.get(turn_id):
+            plan = run.plan
+        elif data := await self._asked(self._store.plan(turn_id)):
+            plan = Plan.read(data)
+        else:
+            raise no_such_turn()
+        if plan.caller.account_id != account_id:
+            raise no_such_turn()
+        return plan
+
+    async def _is_known(self, turn_id: str) -> bool:
+        return await self._asked(self._store.head(turn_id)) is not None
+
+    async def _asked(self, question: Awaitable[T]) -> T:
+        try:
+            return await question
+        except JournalAway as error:
+            raise journal_away() from error
+
+
+def _view(
+    plan: Plan, head: Head, events: Sequence[Numbered], answers: Sequence[Answer], journaled: bool
+) -> View:
+    last = events[-1].event if events else None
+    return View(
+        plan=plan,
+        state=head.state,
+        cursor=Cursor(head.epoch, events[-1].number if events else BEGINNING),
+        answers=answers,
+        journaled=journaled,
+        usage=last.usage if isinstance(last, Finished) else None,
+        failure=last if isinstance(last, Failed) else None,
+    )
