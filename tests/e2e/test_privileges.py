@@ -7,6 +7,8 @@ import pytest
 import redis
 
 from mesh import topology
+from mesh.redis_users import OWNER
+from tests.support.http import Client
 from tests.support.running import JWT_SECRET
 from tests.support.waiting import eventually
 
@@ -37,6 +39,21 @@ def test_each_service_is_a_user_of_its_own_in_redis(mesh_copy):
     users = {name: urlsplit(url).username for name, url in urls.items()}
     assert users == {name: f"chatmesh_{name.rpartition('-')[0]}" for name in urls}
     assert urls["gateway-1"] == urls["gateway-2"]
+
+
+def test_no_service_was_refused_what_it_asked_of_redis(mesh_copy):
+    chat = {"model": "chatmesh-tiny", "messages": [{"role": "user", "content": "Hello!"}]}
+    client = Client(mesh_copy.plain_address, mesh_copy.api_key)
+    for more in ({"stream": True}, {"stream": True, "store": True}, {"n": 2}):
+        answer = client.request("POST", "/v1/chat/completions", {**chat, "max_tokens": 8, **more})
+        assert answer.status == 200, answer.body
+    folder = mesh_copy.home / "redis"
+    password, port = ((folder / name).read_text().strip() for name in ("password", "port"))
+    with redis.Redis(port=int(port), username=OWNER, password=password) as owner:
+        assert [(one["username"], one["reason"], one["object"]) for one in owner.acl_log()] == []
+        # The owner's list of clients: every service is connected as itself.
+        users = {one["user"] for one in owner.client_list()}
+    assert {"chatmesh_gateway", "chatmesh_inference", "chatmesh_billing"} <= users
 
 
 def test_the_users_come_back_with_a_redis_that_was_killed(mesh_copy):
