@@ -10,6 +10,7 @@ import pkgutil
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from enum import StrEnum
 from pathlib import Path
 from types import MappingProxyType
 from typing import Literal, cast
@@ -31,8 +32,6 @@ EVERYBODY = "*"
 
 Pick = Literal["any", "instance"]
 Need = Literal["postgres", "redis"]
-REPEATABLE = "repeatable"
-RETRIES = (REPEATABLE, "once")
 PICKS = ("any", "instance")
 NEEDS = ("postgres", "redis")
 
@@ -41,6 +40,17 @@ DEFAULT_KEYS = ("deadline_ms", "retry")
 SERVICE_KEYS = ("command", "replicas", "pick", "needs", "redis", "environment", "serves")
 SERVES_KEYS = ("callers", "deadline_ms", "deadline_optional", "retry", "methods")
 METHOD_KEYS = ("callers", "deadline_ms", "deadline_optional", "retry", "anonymous")
+
+
+class Retry(StrEnum):
+    """What a failed call means for a second try; the words of the file."""
+
+    # Made again twice: by the mesh between services, by the edge for clients.
+    REPEATABLE = "repeatable"
+    # Made again by the edge only: a second call with the same turn id joins the first.
+    JOINABLE = "joinable"
+    # The first failure reaches the caller.
+    ONCE = "once"
 
 
 class TopologyError(YamlError):
@@ -57,8 +67,7 @@ class Method:
     callers: tuple[str, ...]
     # Milliseconds; 0: the call lives as long as its two ends.
     deadline_ms: int
-    # A call that failed may be made again: twice, by the mesh and by the edge.
-    repeatable: bool
+    retry: Retry
     # The call may come without a deadline; deadline_ms is then imposed.
     deadline_optional: bool = False
     # The caller needs no certificate.
@@ -183,7 +192,7 @@ class _Rules:
 
     callers: tuple[str, ...] = ()
     deadline_ms: int = 0
-    retry: str = "once"
+    retry: Retry = Retry.ONCE
     deadline_optional: bool = False
 
 
@@ -261,7 +270,7 @@ class _Reader:
         known = contract.methods_by_name
         if name not in known:
             body.complain(f"{contract.name} has no such method{hint(name, known)}")
-        elif rules.retry == REPEATABLE and known[name].client_streaming:
+        elif rules.retry is not Retry.ONCE and known[name].client_streaming:
             body.complain("a stream of requests cannot be repeated; say retry: once")
         if not rules.callers and not anonymous:
             body.complain("no caller is allowed; add callers: [...]")
@@ -269,7 +278,7 @@ class _Reader:
             name=f"{contract.full_name}/{name}",
             callers=rules.callers,
             deadline_ms=rules.deadline_ms,
-            repeatable=rules.retry == REPEATABLE,
+            retry=rules.retry,
             deadline_optional=rules.deadline_optional,
             anonymous=anonymous,
         )
@@ -280,7 +289,7 @@ class _Reader:
             optional(
                 fields, "deadline_ms", lambda v: v.integer(0, DEADLINE_MS_MAX), above.deadline_ms
             ),
-            optional(fields, "retry", lambda v: v.word(RETRIES), above.retry),
+            optional(fields, "retry", _retry, above.retry),
             optional(fields, "deadline_optional", Value.flag, above.deadline_optional),
         )
 
@@ -299,6 +308,10 @@ class _Reader:
     def check_name(self, value: Value, name: str) -> None:
         if not NAME.fullmatch(name):
             value.complain(f"{name!r}: names are a-z, 0-9 and '-', from a letter, 31 at most")
+
+
+def _retry(value: Value) -> Retry:
+    return Retry(value.word(tuple(Retry)))
 
 
 def _module(value: Value) -> str:

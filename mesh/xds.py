@@ -37,6 +37,13 @@ def socket_address(host: str, port: int) -> Resource:
     return {"socket_address": {"address": host, "port_value": port}}
 
 
+# Failures in which the gateway has certainly not begun: no connection, stream refused, or reset
+# before the request was sent.
+RETRY_ON_NOT_BEGUN = "connect-failure,refused-stream,reset-before-request"
+# The work may have begun, and answers nothing any more. "cancelled" is not among them: it may be
+# what a turn that was stopped says.
+RETRY_ON_JOINABLE = f"{RETRY_ON_NOT_BEGUN},reset,unavailable"
+RETRY_ON_REPEATABLE = f"{RETRY_ON_JOINABLE},cancelled"
 # How a repeatable call that failed is tried again: twice, soon (a caller waits).
 RETRY_COUNT = 2
 RETRY_BACK_OFF: Resource = {"base_interval": "0.025s", "max_interval": "0.250s"}

@@ -14,7 +14,7 @@ from mesh.control import ca, registry, render
 from mesh.control.settings import EdgeSettings
 from mesh.control.store import StateFolder
 from mesh.edge.render import EdgeInputs, edge_resources
-from mesh.topology import Topology
+from mesh.topology import Retry, Topology
 from mesh.xds import Resources
 
 EDGE = "edge"
@@ -91,7 +91,7 @@ class Edge:
         return {**self._rendered[1], **render.for_envoy(topology, instances, EDGE)}
 
     def _inputs(self, topology: Topology) -> EdgeInputs:
-        repeatable = (m.name for m in topology.called_by(EDGE) if m.repeatable)
+        called = topology.called_by(EDGE)
         return EdgeInputs(
             plain_port=self._settings.port,
             tls_port=self._settings.tls_port,
@@ -100,7 +100,8 @@ class Edge:
             web_key_pem=self._certificate.key_pem,
             trust_bundle_pem=self._trust_bundle_pem,
             cors_origins=self._settings.cors_origins,
-            repeatable_methods=frozenset(repeatable),
+            repeatable_methods=frozenset(m.name for m in called if m.retry is Retry.REPEATABLE),
+            joinable_methods=frozenset(m.name for m in called if m.retry is Retry.JOINABLE),
         )
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from mesh.control.registry import Instance, State
 from mesh.edge.render import UPSTREAM_CIRCUIT_BREAKERS, UPSTREAM_HTTP2, upstream_tls
-from mesh.topology import Method, Service, Topology
+from mesh.topology import Method, Retry, Service, Topology
 from mesh.xds import (
     ADS,
     CLUSTER,
@@ -35,6 +35,8 @@ CONTROL = "control"
 # the chassis; the mesh's own is a backstop behind it.
 BACKSTOP_MARGIN_MS = 2000
 CONNECT_TIMEOUT_S = 1
+# A `joinable` method is not repeated here: only the edge's calls carry the turn id that makes the
+# second the same as the first.
 RETRY_ON = "unavailable,cancelled"
 # Per client process and cluster. The default of 1024 would cut a gateway at 1024 open streams.
 REQUESTS_MAX = 20_000
@@ -196,7 +198,7 @@ def _action(method: Method) -> dict[str, Any]:
     if method.deadline_ms:
         backstop_s = (method.deadline_ms + BACKSTOP_MARGIN_MS) / 1000
         action["max_stream_duration"] = {"max_stream_duration": f"{backstop_s:.3f}s"}
-    if method.repeatable:
+    if method.retry is Retry.REPEATABLE:
         action["retry_policy"] = {
             "retry_on": RETRY_ON,
             "num_retries": RETRY_COUNT,

@@ -48,14 +48,15 @@ UPSTREAM_HTTP2: Resource = {
 }
 # Cluster.circuit_breakers. Envoy's default of 1024 requests at once would refuse streams long
 # before connections_max x streams do; the gateway's own admission is what binds. Retries are
-# bounded to a share of what runs, so that they never become a storm.
+# bounded to as many as run, so that they never become a storm: when one of two gateways dies, as
+# many begin again as go on at the other.
 UPSTREAM_CIRCUIT_BREAKERS: Resource = {
     "thresholds": [
         {
             "max_connections": 1024,
             "max_pending_requests": 8192,
             "max_requests": 65_536,
-            "retry_budget": {"budget_percent": {"value": 20}, "min_retry_concurrency": 10},
+            "retry_budget": {"budget_percent": {"value": 100}, "min_retry_concurrency": 100},
         }
     ]
 }

@@ -62,9 +62,12 @@ def test_methods_inherit_from_the_levels_above():
     service = topology.parse(GOOD).services["safety"]
     prompt, reply, policy = service.methods
     assert prompt == topology.Method(
-        "chatmesh.safety.v1.SafetyService/ScreenPrompt", ("gateway",), 3000, True
+        "chatmesh.safety.v1.SafetyService/ScreenPrompt",
+        ("gateway",),
+        3000,
+        topology.Retry.REPEATABLE,
     )
-    assert (reply.deadline_ms, reply.repeatable, reply.callers) == (2000, False, ("gateway",))
+    assert (reply.deadline_ms, reply.retry, reply.callers) == (2000, "once", ("gateway",))
     assert policy.callers == ("gateway", "safety", "operator")
     assert policy.deadline_optional
 
@@ -93,8 +96,9 @@ def test_names_and_spiffe_ids():
         ("deadline_ms: 3000", "deadline_ms: 3s", 18, "deadline_ms", "whole number; write 0 to"),
         ("deadline_ms: 3000", "deadline_ms: -1", 18, "deadline_ms", "whole number; write 0 to"),
         ("deadline_ms: 3000", "deadline_ms: true", 18, "deadline_ms", "whole number; write 0 to"),
-        ("retry: repeatable", "retry: always", 18, "retry", "once, repeatable"),
+        ("retry: repeatable", "retry: always", 18, "retry", "joinable, once"),
         ("ScreenReply: {}", "ScreenReply: {retry: repeatable}", 19, "ScreenReply", "retry: once"),
+        ("ScreenReply: {}", "ScreenReply: {retry: joinable}", 19, "ScreenReply", "retry: once"),
         ("Reply: {}", "Reply: {}\n          ScreenReply: {}", 20, "ScreenReply", "here twice"),
         ("_optional: true", "_optional: 1", 20, "deadline_optional", "true or false"),
         ("SafetyService:", "SaftyService:", 15, "SaftyService", "no contract has this service"),
