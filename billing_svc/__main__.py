@@ -8,7 +8,7 @@ from billing_svc.account_store import AccountStore
 from billing_svc.audit_job import AuditJob
 from billing_svc.audit_service import AuditService
 from billing_svc.audit_store import AuditStore
-from billing_svc.consumer import UsageConsumer, connect
+from billing_svc.consumer import UsageConsumer
 from billing_svc.jobs import Jobs
 from billing_svc.ledger_store import LedgerStore
 from billing_svc.price_file import PriceFile
@@ -20,6 +20,7 @@ from billing_svc.settings import Settings
 from billing_svc.store import Store
 from chatmesh.billing.v1 import billing_pb2_grpc as rpc
 from mesh.chassis import Node, run
+from mesh.chassis.redis_client import connect
 
 
 async def start(node: Node) -> None:
@@ -27,7 +28,7 @@ async def start(node: Node) -> None:
     settings = Settings()  # type: ignore[call-arg]  # the environment fills it
     prices = PriceFile(settings.prices)
     store = await Store.open(settings.database_url, settings.connection_count_max)
-    redis = connect(settings.redis_url)
+    redis = connect(settings.redis_url, name=node.instance)
     accounts = AccountStore(store, settings.budgets)
     quota, ledger = QuotaStore(store), LedgerStore(store)
     consumer = UsageConsumer(redis, ledger, node.instance)

@@ -5,13 +5,14 @@ import datetime as dt
 from google.protobuf import duration_pb2
 from ulid import ULID
 
-from billing_svc import checks, pages
+from billing_svc import checks
 from billing_svc.audit import StepAudit
 from billing_svc.audit_store import AuditStore, Filter
 from billing_svc.repair_store import Repaired, RepairStore
 from billing_svc.service import Clock, Context, ledger_entry, utc_now
 from chatmesh.billing.v1 import billing_pb2 as pb
 from chatmesh.billing.v1 import billing_pb2_grpc
+from mesh.chassis import pages
 
 PAGE_SIZE_DEFAULT, PAGE_SIZE_MAX = 100, 500
 REPAIR_TURN_COUNT_MAX = 100
@@ -30,9 +31,10 @@ class AuditService(billing_pb2_grpc.AuditServiceServicer):
         """See the contract."""
         size = pages.page_size(request.page_size, PAGE_SIZE_DEFAULT, PAGE_SIZE_MAX)
         wanted = _filter(request)
-        name = f"audit/{wanted.account_id}/{wanted.turn_id}/{wanted.since_turn_id}"
-        name += "/findings" if wanted.only_findings else ""
-        after, now = pages.id_after(name, request.page_token), self._clock()
+        kind = "findings" if wanted.only_findings else ""
+        name = ("audit", wanted.account_id, wanted.turn_id, wanted.since_turn_id, kind)
+        (after,) = pages.place_of(name, request.page_token, (str,)) or ("",)
+        now = self._clock()
         if after:
             checks.turn_id(after)
         audited = await self._audits.audited(wanted, after, size + 1, now)
@@ -41,7 +43,7 @@ class AuditService(billing_pb2_grpc.AuditServiceServicer):
         lag.FromTimedelta(dt.timedelta(seconds=await self._audits.lag_s(now)))
         return pb.AuditTurnsResponse(
             steps=[_step(audit) for _, steps in page for audit in steps],
-            next_page_token=pages.page_token(name, page[-1][0]) if more else "",
+            next_page_token=pages.page_token(name, (page[-1][0],)) if more else "",
             lag=lag,
             finding_turn_count=await self._audits.finding_turn_count(),
         )

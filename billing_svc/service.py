@@ -7,13 +7,14 @@ from typing import Any, TypeAlias
 import grpc
 from prometheus_client import Counter
 
-from billing_svc import checks, pages, quota, settlements, usage_events
+from billing_svc import checks, quota, settlements, usage_events
 from billing_svc.ledger_store import LedgerRow, LedgerStore
 from billing_svc.price_file import PriceFile
 from billing_svc.quota_store import ExhaustedError, Held, QuotaStore
 from billing_svc.usage_events import BadEventError
 from chatmesh.billing.v1 import billing_pb2 as pb
 from chatmesh.billing.v1 import billing_pb2_grpc
+from mesh.chassis import pages
 from mesh.chassis.errors import MeshError
 
 Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
@@ -30,6 +31,13 @@ _holds = Counter("chatmesh_billing_holds_total", "Holds asked for", ["outcome"])
 def utc_now() -> dt.datetime:
     """The clock of the running service."""
     return dt.datetime.now(dt.UTC)
+
+
+def _entry_id(text: str) -> int:
+    number = int(text)
+    if not 0 < number <= INT64_MAX:
+        raise ValueError("no ledger entry")
+    return number
 
 
 class QuotaService(billing_pb2_grpc.QuotaServiceServicer):
@@ -162,11 +170,11 @@ class UsageService(billing_pb2_grpc.UsageServiceServicer):
         size = pages.page_size(request.page_size, LEDGER_PAGE_SIZE_DEFAULT, LEDGER_PAGE_SIZE_MAX)
         account_id = checks.text("account_id", request.account_id, checks.ID_LENGTH_MAX)
         turn_id = checks.turn_id(request.turn_id) if request.turn_id else ""
-        name = f"ledger/{account_id}/{turn_id}"
-        last = pages.number_after(name, request.page_token, INT64_MAX)
+        name = ("ledger", account_id, turn_id)
+        (last,) = pages.place_of(name, request.page_token, (_entry_id,)) or (0,)
         rows = await self._store.entries(account_id, turn_id, last, size + 1)
         page, more = pages.cut(rows, size)
-        token = pages.page_token(name, str(page[-1].entry_id)) if more else ""
+        token = pages.page_token(name, (str(page[-1].entry_id),)) if more else ""
         return pb.ListLedgerResponse(entries=map(ledger_entry, page), next_page_token=token)
 
     async def GetPrices(  # noqa: N802

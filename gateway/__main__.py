@@ -3,7 +3,6 @@
 import asyncio
 from collections.abc import Sequence
 
-import redis.asyncio
 from envoy.service.auth.v3.external_auth_pb2_grpc import add_AuthorizationServicer_to_server
 
 from chatmesh.chat.v1 import chat_pb2_grpc
@@ -20,6 +19,7 @@ from gateway.upstreams.pool import Pool
 from gateway.upstreams.watch import watch
 from gateway.wiring import Place, Services, wire
 from mesh.chassis import Node, run
+from mesh.chassis.redis_client import connect
 from mesh.chassis.server import Registration
 
 
@@ -28,11 +28,10 @@ async def start(node: Node) -> None:
     settings = Settings()  # type: ignore[call-arg]  # the environment fills it
     background, pool = Background(settings.turn.conclude_duration_s_max), Pool()
     prompts = OperatorPromptsFile(settings.operator_prompts_file)
-    client = redis.asyncio.Redis.from_url(
+    client = connect(
         settings.redis_url,
-        socket_connect_timeout=settings.admission.rate_timeout_s,
-        # Its own timeouts lose cancellations in Python 3.11; the callers bound each call.
-        socket_timeout=None,
+        name=node.instance,
+        connect_timeout_s=settings.admission.rate_timeout_s,
     )
     journal = RedisJournal(client, settings.turn)
     place = Place(

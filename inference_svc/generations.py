@@ -84,10 +84,10 @@ class Generations:
         try:
             yield stream
         except EngineError as error:
-            told = _told(error)
-            if told.reason == ENGINE_FAILED:
+            failure = _as_mesh_error(error)
+            if failure.reason == ENGINE_FAILED:
                 log.error("engine_failed", turn_id=label.turn_id, error=str(error))
-            raise told from error
+            raise failure from error
         finally:
             self._leave(stream, meter, len(request.emitted_token_ids))
 
@@ -106,7 +106,7 @@ class Generations:
         try:
             return self._engine.submit(request)
         except EngineError as error:
-            raise _told(error) from error
+            raise _as_mesh_error(error) from error
 
     def _leave(self, stream: TokenStream, meter: Meter, emitted_count: int) -> None:
         if stream.done:
@@ -137,8 +137,8 @@ class Generations:
             self._idle.set()
 
 
-def _told(error: EngineError) -> MeshError:
-    """What the caller is told of an engine's error."""
+def _as_mesh_error(error: EngineError) -> MeshError:
+    """What the caller gets for an engine's error."""
     text, exhausted = str(error), grpc.StatusCode.RESOURCE_EXHAUSTED
     match error:
         case QueueFullError():

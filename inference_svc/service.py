@@ -18,7 +18,7 @@ from inference_svc.engine.protocol import (
     Finish,
     TokenLogprobs,
 )
-from inference_svc.engine.stream import Delta, GeneratedCounts, TokenStream
+from inference_svc.engine.stream import GeneratedCounts, TokenDelta, TokenStream
 from inference_svc.engine.vocabulary import Vocabulary
 from inference_svc.generations import Generations
 from inference_svc.model_folder import ModelFolder
@@ -99,12 +99,12 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
             finished = _finished(delta.finish, len(request.prompt_token_ids), stream.counts)
             await context.write(inference_pb2.GenerateResponse(finished=finished))
 
-    async def _next(self, stream: TokenStream, last_sent_s: float) -> Delta:
+    async def _next(self, stream: TokenStream, last_sent_s: float) -> TokenDelta:
         """What arrived while the writer was busy, or within the flush window since it began."""
         left_s = self._flush_window_s - (time.perf_counter() - last_sent_s)
         return await stream.take(max(left_s, 0.0), FLUSH_TOKEN_COUNT)
 
-    async def _send(self, delta: Delta, context: Context) -> None:
+    async def _send(self, delta: TokenDelta, context: Context) -> None:
         if not delta.token_ids:
             return
         tokens = inference_pb2.Tokens(

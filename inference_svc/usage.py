@@ -19,8 +19,6 @@ from itertools import islice
 import redis.asyncio as redis
 import structlog
 from prometheus_client import Counter, Gauge
-from redis.asyncio.retry import Retry
-from redis.backoff import NoBackoff
 from redis.exceptions import RedisError
 
 from chatmesh.billing.v1 import billing_pb2
@@ -95,29 +93,26 @@ class Meter:
         return event
 
 
-def connect(url: str, timeout_s: float) -> "redis.Redis":
-    """A client that gives up after `timeout_s` instead of trying again: the spool is the retry."""
-    return redis.Redis.from_url(
-        url,
-        socket_timeout=timeout_s,
-        socket_connect_timeout=timeout_s,
-        retry=Retry(NoBackoff(), 0),
-    )
-
-
 class UsageReporter:
-    """Collects events of all meters and gets them out. One task writes, so order is kept."""
+    """Collects events of all meters and gets them out. One task writes, so order is kept.
+
+    Args:
+        client: gives up at once instead of trying again: the spool is the retry.
+        redis_timeout_s: of one batch.
+    """
 
     def __init__(
         self,
         client: "redis.Redis",
         spool: Spool,
         *,
+        redis_timeout_s: float,
         flush_interval_s: float,
         pending_event_count_max: int,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._client, self._spool, self._clock = client, spool, clock
+        self._redis_timeout_s = redis_timeout_s
         self._flush_interval_s = flush_interval_s
         self._pending_max = pending_event_count_max
         self._meters: set[Meter] = set()
@@ -168,7 +163,8 @@ class UsageReporter:
         report_s = loop.time() + self._flush_interval_s
         while not self._stopping:
             with suppress(TimeoutError):
-                await asyncio.wait_for(self._wake.wait(), max(0.0, report_s - loop.time()))
+                async with asyncio.timeout_at(report_s):
+                    await self._wake.wait()
             self._wake.clear()
             if loop.time() >= report_s:  # not on every wake: that would split the ranges finely
                 report_s = loop.time() + self._flush_interval_s
@@ -191,7 +187,8 @@ class UsageReporter:
     async def _replay(self) -> None:
         if self._spool.empty:
             return
-        await self._client.ping()  # before the file is read for nothing
+        async with asyncio.timeout(self._redis_timeout_s):
+            await self._client.ping()  # before the file is read for nothing
         events = await asyncio.to_thread(self._spool.read)
         for begin in range(0, len(events), BATCH_EVENT_COUNT):
             await self._send(events[begin : begin + BATCH_EVENT_COUNT])
@@ -204,7 +201,8 @@ class UsageReporter:
         pipeline = self._client.pipeline(transaction=False)
         for event in events:
             pipeline.xadd(STREAM, {"event": event})
-        await pipeline.execute()
+        async with asyncio.timeout(self._redis_timeout_s):
+            await pipeline.execute()
 
     async def _spill(self, cause: Exception) -> None:
         if not self._pending:

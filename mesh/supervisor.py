@@ -17,6 +17,8 @@ from pathlib import Path
 
 import structlog
 
+from mesh.chassis.files import write_private
+
 # Of the second and later deaths in a row; the first one after a settled life is made good at once.
 RESTART_DELAY_S_MIN = 0.1
 RESTART_DELAY_S_MAX = 5.0
@@ -198,9 +200,7 @@ class Supervisor:
             }
             for p in self._processes.values()
         ]
-        scratch = self._table.with_suffix(".new")
-        scratch.write_text(json.dumps(rows))
-        scratch.replace(self._table)
+        write_private(self._table, json.dumps(rows))
 
 
 @contextlib.contextmanager

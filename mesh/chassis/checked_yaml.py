@@ -58,11 +58,11 @@ class Value:
         raise YamlError([self.describe(what)])
 
     def complain(self, what: str) -> None:
-        """Notes a mistake that leaves something to go on with; raises when nobody collects."""
+        """Notes a mistake that leaves something to go on with; raises unless they are collected."""
         self.note(YamlError([self.describe(what)]))
 
     def note(self, error: YamlError) -> None:
-        """Notes the mistakes of an error; raises it when nobody collects."""
+        """Notes the mistakes of an error; raises it unless they are collected."""
         if self.problems is None:
             raise error
         self.problems.extend(error.problems)

@@ -6,7 +6,7 @@ from pathlib import Path
 from mesh.edge.contract import descriptor_set, transcoded_services
 from mesh.edge.inputs import FRAMING_BYTES_MAX, EdgeInputs
 from mesh.edge.replies import AUTHORIZATION_FAILED_STATUS
-from mesh.edge.xds import RETRY_MANNER, RETRY_ON_REPEATABLE, Resource, seconds, typed
+from mesh.xds import RETRY_ELSEWHERE, RETRY_ON_REPEATABLE, Resource, seconds, typed
 
 HTTP = "envoy.extensions.filters.http."
 COMPRESSED_BYTES_MIN = 512
@@ -81,7 +81,7 @@ def _authorization(inputs: EdgeInputs) -> Resource:
             "retry_policy": {
                 "retry_on": RETRY_ON_REPEATABLE,
                 "num_retries": 2,
-                **RETRY_MANNER,
+                **RETRY_ELSEWHERE,
                 # Of a gRPC service Envoy takes max_interval for the timeout of each try, too.
                 "retry_back_off": {
                     "base_interval": "0.025s",

@@ -7,10 +7,10 @@ from mesh.edge.filters import http_filters, strip_spoofed_headers
 from mesh.edge.inputs import IDENTITY_SDS_PATH, EdgeInputs, EdgeLimits
 from mesh.edge.replies import ORIGINAL_PATH, local_replies
 from mesh.edge.routes import ROUTE_CONFIG_NAME, route_configuration
-from mesh.edge.xds import (
+from mesh.xds import (
     ADS,
     LISTENER,
-    ROUTE_CONFIGURATION,
+    ROUTES,
     SECRET,
     Resource,
     seconds,
@@ -70,7 +70,7 @@ def edge_resources(inputs: EdgeInputs) -> dict[str, dict[str, Resource]]:
     ]
     return {
         LISTENER: {each["name"]: each for each in listeners},
-        ROUTE_CONFIGURATION: {ROUTE_CONFIG_NAME: route_configuration(inputs)},
+        ROUTES: {ROUTE_CONFIG_NAME: route_configuration(inputs)},
         SECRET: {each["name"]: each for each in _secrets(inputs)},
     }
 

@@ -6,8 +6,9 @@ a change of routes does not.
 
 from mesh.edge.contract import REFLECTION, HttpBinding, http_bindings, native_methods
 from mesh.edge.inputs import FRAMING_BYTES_MAX, EdgeInputs
-from mesh.edge.xds import (
-    RETRY_MANNER,
+from mesh.xds import (
+    RETRY_COUNT,
+    RETRY_ELSEWHERE,
     RETRY_ON_JOINABLE,
     RETRY_ON_NOT_BEGUN,
     RETRY_ON_REPEATABLE,
@@ -17,7 +18,6 @@ from mesh.edge.xds import (
 )
 
 ROUTE_CONFIG_NAME = "edge"
-RETRY_COUNT_MAX = 2
 CORS_MAX_AGE_S = 7200
 HEALTH_BODY = '{"status":"ok"}'
 # Also what a browser page may read of an answer.
@@ -90,8 +90,8 @@ def _to_gateway(rpc: str, inputs: EdgeInputs) -> Resource:
         "idle_timeout": seconds(inputs.limits.stream_silence_s_max),
         "retry_policy": {
             "retry_on": _retry_on(rpc, inputs),
-            "num_retries": RETRY_COUNT_MAX,
-            **RETRY_MANNER,
+            "num_retries": RETRY_COUNT,
+            **RETRY_ELSEWHERE,
         },
     }
 

@@ -14,7 +14,7 @@ from collections.abc import Sequence as Row
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from inference_svc.engine.answer import Answer
+from inference_svc.engine.answer import AnswerState
 from inference_svc.engine.protocol import EngineRequest, StopRule
 from inference_svc.engine.torch.block_manager import BlockManager
 from inference_svc.engine.torch.plan import Plan
@@ -178,7 +178,9 @@ def _sequence(entry: Mapping[str, Any], arrival: int) -> Sequence:
         cache_salt=entry.get("salt", ""),
         group=entry.get("group", ""),
     )
-    return Sequence(request, Answer(rule, Vocabulary([], frozenset(), "")), arrival, entry["at"])
+    return Sequence(
+        request, AnswerState(rule, Vocabulary([], frozenset(), "")), arrival, entry["at"]
+    )
 
 
 class _Recorded:

@@ -8,8 +8,9 @@ from google.protobuf import json_format
 from mesh import topology
 from mesh.control import policy, render, snapshot
 from mesh.control.registry import Instance, State
-from mesh.control.resources import CLUSTER, ENDPOINTS, LISTENER, MESSAGES, ROUTES, SECRET
+from mesh.control.resources import MESSAGES
 from mesh.edge.render import EdgeInputs, edge_resources
+from mesh.xds import CLUSTER, ENDPOINTS, LISTENER, ROUTES, SECRET
 
 TABLE = topology.load()
 PEM = "-----BEGIN CERTIFICATE-----"

@@ -35,12 +35,12 @@ from mesh.edge.render import (
     upstream_tls,
 )
 from mesh.edge.settings import EnvoySettings
-from mesh.edge.xds import (
+from mesh.xds import (
     LISTENER,
     RETRY_ON_JOINABLE,
     RETRY_ON_NOT_BEGUN,
     RETRY_ON_REPEATABLE,
-    ROUTE_CONFIGURATION,
+    ROUTES,
     SECRET,
 )
 
@@ -71,7 +71,7 @@ def filters(resources):
 
 
 def routes(resources):
-    return resources[ROUTE_CONFIGURATION]["edge"]["virtual_hosts"][0]["routes"]
+    return resources[ROUTES]["edge"]["virtual_hosts"][0]["routes"]
 
 
 def to_gateway(resources):
@@ -82,7 +82,7 @@ def test_all_resources_fit_their_messages():
     resources = edge_resources(inputs(cors_origins=("*", "https://a.example")))
     for type_url, message in (
         (LISTENER, listener_pb2.Listener),
-        (ROUTE_CONFIGURATION, route_pb2.RouteConfiguration),
+        (ROUTES, route_pb2.RouteConfiguration),
         (SECRET, secret_pb2.Secret),
     ):
         for name, resource in resources[type_url].items():
@@ -108,7 +108,7 @@ def test_what_changes_often_is_not_in_the_listener():
         )
     )
     assert before[LISTENER] == after[LISTENER]
-    assert before[ROUTE_CONFIGURATION] != after[ROUTE_CONFIGURATION]
+    assert before[ROUTES] != after[ROUTES]
     assert before[SECRET] != after[SECRET]
 
 
@@ -215,7 +215,7 @@ def test_a_retry_goes_to_another_gateway_and_keeps_the_whole_body():
         policy = each["route"]["retry_policy"]
         assert policy["num_retries"] == 2
         assert "previous_hosts" in json.dumps(policy["retry_host_predicate"])
-    (host,) = resources[ROUTE_CONFIGURATION]["edge"]["virtual_hosts"]
+    (host,) = resources[ROUTES]["edge"]["virtual_hosts"]
     assert host["request_body_buffer_limit"] >= EdgeLimits().request_body_bytes_max
 
 

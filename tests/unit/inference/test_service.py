@@ -31,9 +31,10 @@ from inference_svc.generations import Generations
 from inference_svc.model_folder import ModelFolder
 from inference_svc.service import InferenceService
 from inference_svc.spool import Spool
-from inference_svc.usage import UsageReporter, connect
+from inference_svc.usage import UsageReporter
 from mesh.chassis import deadlines
 from mesh.chassis.errors import MeshError
+from mesh.chassis.redis_client import connect
 from mesh.chassis.server import ErrorInterceptor
 from tests.support.loopback import loopback
 
@@ -85,8 +86,9 @@ async def running(
     )
     await engine.start()
     usage = UsageReporter(
-        connect(redis_url, 1.0),
+        connect(redis_url, name="inference-1"),
         Spool(tmp_path / "usage.spool", 1 << 20),
+        redis_timeout_s=1.0,
         flush_interval_s=0.05,
         pending_event_count_max=1000,
     )

@@ -12,8 +12,9 @@ import redis.asyncio as redis
 from chatmesh.billing.v1 import billing_pb2
 from inference_svc.engine.stream import GeneratedCounts
 from inference_svc.spool import Spool
-from inference_svc.usage import Meter, MeterLabel, UsageReporter, connect
+from inference_svc.usage import Meter, MeterLabel, UsageReporter
 from mesh import stores
+from mesh.chassis.redis_client import connect
 
 DEADLINE_S = 20
 LABEL = MeterLabel("turn", 0, 0, "toy", "inference-1")
@@ -112,7 +113,11 @@ async def test_redis_goes_and_comes_back(tmp_path: Path) -> None:
     await process.ready()
     spool = WatchedSpool(tmp_path / "spool", 1 << 20)
     usage = UsageReporter(
-        connect(process.url, 1.0), spool, flush_interval_s=0.05, pending_event_count_max=100
+        connect(process.url, name="test"),
+        spool,
+        redis_timeout_s=1.0,
+        flush_interval_s=0.05,
+        pending_event_count_max=100,
     )
     usage.start()
     counts = GeneratedCounts()
@@ -139,8 +144,9 @@ async def test_redis_goes_and_comes_back(tmp_path: Path) -> None:
 
 async def test_a_disk_that_refuses_keeps_events_and_stops_admission(tmp_path: Path) -> None:
     usage = UsageReporter(
-        connect(f"redis://127.0.0.1:{free_port()}/0", 0.5),
+        connect(f"redis://127.0.0.1:{free_port()}/0", name="test"),
         Spool(tmp_path / "missing-folder" / "spool", 1 << 20),
+        redis_timeout_s=1.0,
         flush_interval_s=0.05,
         pending_event_count_max=1,
     )
@@ -158,8 +164,9 @@ async def test_a_disk_that_refuses_keeps_events_and_stops_admission(tmp_path: Pa
 @pytest.mark.parametrize("count", [1, 1201])
 async def test_many_events_are_sent_in_order(tmp_path: Path, redis_url: str, count: int) -> None:
     usage = UsageReporter(
-        connect(redis_url, 1.0),
+        connect(redis_url, name="test"),
         Spool(tmp_path / "spool", 1 << 20),
+        redis_timeout_s=1.0,
         flush_interval_s=1,
         pending_event_count_max=10_000,
     )

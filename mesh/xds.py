@@ -1,20 +1,30 @@
-"""Small words for xDS resources written as dicts."""
+"""The words of xDS resources that are written as dicts: type URLs, small messages, retry manners.
 
+Control plane and edge speak them; `mesh.control.resources` turns the dicts into messages.
+"""
+
+from collections.abc import Mapping
 from typing import Any
-
-Resource = dict[str, Any]
 
 TYPE_PREFIX = "type.googleapis.com/"
 LISTENER = TYPE_PREFIX + "envoy.config.listener.v3.Listener"
-ROUTE_CONFIGURATION = TYPE_PREFIX + "envoy.config.route.v3.RouteConfiguration"
+ROUTES = TYPE_PREFIX + "envoy.config.route.v3.RouteConfiguration"
+CLUSTER = TYPE_PREFIX + "envoy.config.cluster.v3.Cluster"
+ENDPOINTS = TYPE_PREFIX + "envoy.config.endpoint.v3.ClusterLoadAssignment"
 SECRET = TYPE_PREFIX + "envoy.extensions.transport_sockets.tls.v3.Secret"
 
+# A resource, or a part of one, in its JSON form.
+Resource = dict[str, Any]
+# Type URL to name to resource.
+Resources = Mapping[str, Mapping[str, Mapping[str, Any]]]
+
+# The ADS configuration source, wherever a resource names another.
 ADS: Resource = {"ads": {}, "resource_api_version": "V3"}
 
 
-def typed(message: str, **values: Any) -> Resource:
+def typed(message: str, **fields: Any) -> Resource:
     """A google.protobuf.Any in its JSON form."""
-    return {"@type": TYPE_PREFIX + message, **values}
+    return {"@type": TYPE_PREFIX + message, **fields}
 
 
 def seconds(value: float) -> str:
@@ -34,10 +44,12 @@ RETRY_ON_NOT_BEGUN = "connect-failure,refused-stream,reset-before-request"
 # what a turn that was stopped says.
 RETRY_ON_JOINABLE = f"{RETRY_ON_NOT_BEGUN},reset,unavailable"
 RETRY_ON_REPEATABLE = f"{RETRY_ON_JOINABLE},cancelled"
-# Part of every retry policy: soon (a caller waits), and at another endpoint than those that were
-# tried, when there is one.
-RETRY_MANNER: Resource = {
-    "retry_back_off": {"base_interval": "0.025s", "max_interval": "0.25s"},
+# How a repeatable call that failed is tried again: twice, soon (a caller waits).
+RETRY_COUNT = 2
+RETRY_BACK_OFF: Resource = {"base_interval": "0.025s", "max_interval": "0.250s"}
+# Envoy also picks another endpoint than those that were tried, when there is one.
+RETRY_ELSEWHERE: Resource = {
+    "retry_back_off": RETRY_BACK_OFF,
     "retry_host_predicate": [
         {
             "name": "envoy.retry_host_predicates.previous_hosts",
