@@ -51,7 +51,7 @@ class TurnLimits(BaseSettings):
     # A write or read of the journal that takes longer has failed.
     journal_timeout_s: float = Field(default=0.25, gt=0, le=10)
     # A gateway that is silent for so long has lost its turns to whoever adopts them.
-    owner_lease_ms: int = Field(default=800, ge=100, le=60_000)
+    owner_lease_ms: int = Field(default=600, ge=100, le=60_000)
     # How long a turn that ended can still be followed, in all and for one account.
     turn_retention_s: int = Field(default=600, ge=1, le=86_400)
     turn_retention_bytes_max: int = Field(default=256 << 20, ge=0)

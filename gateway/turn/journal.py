@@ -133,8 +133,8 @@ class JournalStore(Protocol):
     async def leave(self, owner: str) -> None:
         """Says that an owner is alive no more."""
 
-    async def is_alive(self, owner: str) -> bool:
-        """Whether an owner has said so lately."""
+    async def alive_s(self, owner: str) -> float:
+        """For how long an owner is alive by its own last word; 0: it is not."""
 
     async def orphans(self, count_max: int) -> list[str]:
         """Turns of owners that are not alive; takes owners without turns out."""
@@ -159,24 +159,25 @@ class JournalStore(Protocol):
 
 
 class Lease:
-    """Until when nobody may adopt the turns of this process.
+    """Since when, and until when, nobody may have adopted a turn of this process.
 
     It is counted from before it was asked for, so that it ends here before it ends in the journal,
     also when this process sleeps.
     """
 
     def __init__(self) -> None:
-        self._until = float("-inf")
+        self._since, self._until = float("inf"), float("-inf")
 
-    @property
-    def is_held(self) -> bool:
-        """Whether this process is certain to own what it runs."""
-        return asyncio.get_running_loop().time() < self._until
+    def covers(self, confirmed_at: float) -> bool:
+        """Whether what was this process's own at a moment is so still, and for certain."""
+        return self._since <= confirmed_at and asyncio.get_running_loop().time() < self._until
 
     async def renew(self, store: JournalStore, owner: str, lease_ms: int) -> None:
         """Asks for a further lease; raises JournalAway."""
         begin = asyncio.get_running_loop().time()
         await store.keep_alive(owner, lease_ms)
+        if begin > self._until:  # it had lapsed
+            self._since = asyncio.get_running_loop().time()
         self._until = begin + lease_ms / 1000
 
 
@@ -208,6 +209,8 @@ class Recording:
         self.on_away: Callable[[], None] = _ignore
         self.on_stopped: Callable[[], None] = _ignore
         self._written_state = RUNNING
+        # When the last write that was accepted was sent.
+        self.confirmed_at = float("-inf")
         self._changed = asyncio.Event()
 
     @property
@@ -239,6 +242,7 @@ class Recording:
         """What is to be written now; `wrote` or `failed` must follow."""
         if self._must_put:
             self._progress.rewind()
+        self._sent_at = asyncio.get_running_loop().time()
         return Write(
             turn_id=self.plan.turn_id,
             owner=self.owner,
@@ -266,6 +270,7 @@ class Recording:
             self._must_put = self.is_away = False
             self.is_journaled, self.is_listened = True, written.is_listened
             self._number, self._written_state = write.number, write.state
+            self.confirmed_at = self._sent_at
             if written.is_stopped:
                 self.on_stopped()
             self._log.show(self._log.number if self.may_show else write.number)

@@ -236,19 +236,21 @@ class Run:
         recorded = self._means.background.start(concluding, "conclude_turn")
         await wait_at_most(recorded, self._means.limits.conclude_wait_s)
         if not self.log.is_final:
-            last = failure or Finished(usage_of(self.plan, self.answers))
-            self.log.show(self.log.append(last).number)
-        await recorded
-        if self.has_started:
+            self.log.append(failure or Finished(usage_of(self.plan, self.answers)))
+        if not recorded.done():  # the readers need not wait longer; whoever asks waits for the end
+            self.log.show(self.log.number)
+            await recorded
+        if self.has_started:  # who has heard the end finds the turn ended at every gateway
             self.recording.end(state)
             self._means.writer.note(self.recording)
             await self.recording.flushed()
-        self.log.end()
+        self.log.show(self.log.number)
+        self.log.end(moved=self.recording.is_fenced)
 
     async def _may_conclude(self) -> bool:
         """Whether this gateway is still the owner, who alone may settle: it may have slept."""
-        if self._means.lease.is_held and not self.recording.is_fenced:
-            return True
+        if self._means.lease.covers(self.recording.confirmed_at):
+            return not self.recording.is_fenced
         self._means.writer.note(self.recording)
         return await self.recording.flushed() is not Outcome.FENCED
 

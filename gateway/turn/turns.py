@@ -28,7 +28,7 @@ from mesh.chassis.errors import MeshError
 # How often an owner says that it lives, and looks after what it owns; a quarter of its lease.
 TICKS_A_LEASE = 4
 # How often a gateway looks for turns whose owner is no more.
-SCAN_S = 0.3
+SCAN_S = 0.25
 # Between two looks whether the turn of an idempotency key has begun.
 CLAIM_LOOK_S = 0.05
 CLAIM_PATIENCE_S = 5.0
@@ -226,7 +226,7 @@ class Turns:
     async def _stop_elsewhere(self, turn_id: str) -> None:
         await self._store.stop(turn_id)
         head = await self._store.head(turn_id)
-        if head and head.state == RUNNING and not await self._store.is_alive(head.owner):
+        if head and head.state == RUNNING and not await self._store.alive_s(head.owner):
             await self.adopt(head)
 
     async def _obey(self) -> None:
@@ -299,7 +299,7 @@ class Turns:
             if await self._is_known(found.turn_id):
                 return caller
             # Another request is planning it, or died with its gateway while it did.
-            if not await self._asked(self._store.is_alive(found.owner)):
+            if not await self._asked(self._store.alive_s(found.owner)):
                 return caller
             await asyncio.sleep(CLAIM_LOOK_S)
 

@@ -275,16 +275,17 @@ class RedisJournal:
         """Ends the lease."""
         await self._timed(self._client.delete(owner_key(owner)))
 
-    async def is_alive(self, owner: str) -> bool:
-        """Whether the lease is there."""
-        return bool(await self._timed(self._client.exists(owner_key(owner))))
+    async def alive_s(self, owner: str) -> float:
+        """What is left of the lease."""
+        left_ms: int = await self._timed(self._client.pttl(owner_key(owner)))
+        return max(0, left_ms) / MS
 
     async def orphans(self, count_max: int) -> list[str]:
         """Looks at each owner that ever was."""
         orphans: list[str] = []
         for raw in await self._timed(self._client.smembers(OWNERS)):
             owner = raw.decode()
-            if await self.is_alive(owner):
+            if await self.alive_s(owner):
                 continue
             key = owner_key(owner) + ":turns"
             turns = await self._timed(self._client.srandmember(key, count_max))

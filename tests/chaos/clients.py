@@ -165,9 +165,19 @@ def _answers(wish: Wish, place: Place, notes: Notes) -> Iterator[Answer]:
         conversation = {"conversation_id": gathered.conversation_id}
         answer = gathered.answer()
         if wish.shape == "background":  # its stream was not asked for the usage
-            usage = server.call("GET", f"/api/turns/{turn['id']}")["usage"]
+            usage = _ended(server, turn["id"])["usage"]
             answer = Answer(answer.choices, usage["prompt_tokens"], usage["completion_tokens"])
         yield answer
+
+
+def _ended(server: "Server", turn_id: str) -> Any:
+    """A turn whose end was heard; its state may come later when the journal was away."""
+    end = time.monotonic() + PATIENCE_S
+    while True:
+        turn = server.call("GET", f"/api/turns/{turn_id}")
+        if turn["status"] != "running" or time.monotonic() > end:
+            return turn
+        time.sleep(SILENCE_S_MIN)
 
 
 def _whole(body: Mapping[str, Any]) -> Answer:

@@ -140,9 +140,9 @@ class MemoryJournal:
         self._check()
         self.alive_until.pop(owner, None)
 
-    async def is_alive(self, owner: str) -> bool:
+    async def alive_s(self, owner: str) -> float:
         self._check()
-        return self.alive_until.get(owner, 0.0) > self._now()
+        return max(0.0, self.alive_until.get(owner, 0.0) - self._now())
 
     async def orphans(self, count_max: int) -> list[str]:
         self._check()
