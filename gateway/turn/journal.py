@@ -229,6 +229,12 @@ class Recording:
         """The next write is the last, and says how the turn ended."""
         self.state = state
 
+    async def opened(self) -> None:
+        """Returns when it is known whether the plan is durable."""
+        while not (self.is_journaled or self.is_away or self.is_fenced):
+            self._changed.clear()
+            await self._changed.wait()
+
     async def flushed(self) -> Outcome | None:
         """Returns when all is written, or another has the turn; None: the journal is away."""
         while self.has_news and not self.is_away:

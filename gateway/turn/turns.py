@@ -95,7 +95,10 @@ class Turns:
             raise
         if caller.turn_id not in self._runs:
             account_key = (caller.account_id, key) if key else None
-            self._own(Run(plan, self._means, self._owner), account_key)
+            run = Run(plan, self._means, self._owner)
+            self._own(run, account_key)
+            if plan.stored.background:  # whoever was promised an answer finds it at every gateway
+                await run.recording.opened()
         return self._following(plan, Cursor())
 
     async def follow(self, turn_id: str, account_id: str, after: str) -> Following:

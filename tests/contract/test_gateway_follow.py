@@ -132,6 +132,7 @@ async def test_a_background_turn_runs_on_and_is_there_when_they_return():
         accepted = await gateway.post({"background": True, "store": True})
         assert (accepted.status, accepted.json["status"]) == (202, "running")
         assert accepted.json["id"] == TURN
+        assert TURN in gateway.journal.turns
         gateway.fakes.inference.gate.set()
         whole = await gateway.follow()
         await gateway.background.finish()
