@@ -67,7 +67,7 @@ class KernelsBackend:
         self.kinds = weights.kind, kv_kind
         self.arithmetic = f"kernels-{self.level}"
         # Not the threads, nor the compiler: every sum has one order, the source's own. The maker
-        # counts because AVX-512's estimates of reciprocals are not the same on all CPUs.
+        # counts because AVX-512's estimate of a reciprocal is specified by its error, not by its bits.
         self.arithmetic_facts: tuple[str, ...] = (source_digest(), cpu_facts(MAKER))
         embedding = np.ascontiguousarray(weights.embedding)
         struct = library.ConfigStruct(
