@@ -1,10 +1,12 @@
 """What the environment says, checked at start."""
 
+import datetime as dt
 from pathlib import Path
 
 from pydantic import Field
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from billing_svc.audit import Bounds
 from chatmesh.content.v1 import content_pb2
 
 
@@ -32,6 +34,20 @@ class Settings(BaseSettings):
     # A closed turn is forgotten after this; its ledger entries stay.
     turn_retention_days: int = Field(default=90, ge=1)
     job_interval_s: float = Field(default=1.0, gt=0)
+
+    # The audit of ended turns: how often, and when an unsettled one is a finding: after its hold
+    # expired (or its settlement, if the ledger still lacks some of it); while it is still open.
+    audit_interval_s: float = Field(default=2.0, gt=0)
+    audit_unsettled_s: float = Field(default=600.0, gt=0)
+    audit_unended_s: float = Field(default=86_400.0, gt=0)
+
+    @property
+    def audit_bounds(self) -> Bounds:
+        """When the audit stops waiting for a turn."""
+        return Bounds(
+            unsettled=dt.timedelta(seconds=self.audit_unsettled_s),
+            unended=dt.timedelta(seconds=self.audit_unended_s),
+        )
 
     @property
     def budgets(self) -> dict[int, int]:

@@ -12,9 +12,8 @@ from chatmesh.conversation.v1 import conversation_pb2 as pb
 from chatmesh.conversation.v1 import conversation_pb2_grpc
 from conversation_svc.history import read_history
 from conversation_svc.hot_tail import HotTail
-from conversation_svc.page_token import BadPageTokenError, page_token, place_of
 from conversation_svc.statements import Request
-from conversation_svc.store import Store, StoreUnavailableError
+from conversation_svc.store import Store
 from conversation_svc.thread import (
     BadRequestError,
     RequestReusedError,
@@ -35,7 +34,9 @@ from conversation_svc.wire import (
     tail_to_proto,
     thread_to_proto,
 )
+from mesh.chassis import pages
 from mesh.chassis.errors import MeshError
+from mesh.chassis.postgres import StoreUnavailableError
 
 THREADS_PAGE_SIZE, THREADS_PAGE_SIZE_MAX = 20, 100
 MESSAGES_PAGE_SIZE, MESSAGES_PAGE_SIZE_MAX = 100, 1000
@@ -74,16 +75,14 @@ class ThreadReadService(conversation_pb2_grpc.ThreadReadServiceServicer):
         """See the contract."""
         with _as_mesh_errors():
             check_name("account_id", request.account_id)
-            size = _page_size(request.page_size, THREADS_PAGE_SIZE, THREADS_PAGE_SIZE_MAX)
+            size = pages.page_size(request.page_size, THREADS_PAGE_SIZE, THREADS_PAGE_SIZE_MAX)
             list_name = ("threads", request.account_id)
-            behind: tuple[Any, ...] | None = None
-            if request.page_token:
-                behind = place_of(list_name, request.page_token, (_time, _thread_id))
+            behind = pages.place_of(list_name, request.page_token, (_time, _thread_id))
             threads = await self._store.list_threads(request.account_id, behind, size + 1)
-        page = threads[:size]
+        page, more = pages.cut(threads, size)
         token = ""
-        if len(threads) > size:
-            token = page_token(list_name, (page[-1].update_time.isoformat(), page[-1].id))
+        if more:
+            token = pages.page_token(list_name, (page[-1].update_time.isoformat(), page[-1].id))
         return pb.ListThreadsResponse(threads=map(thread_to_proto, page), next_page_token=token)
 
     async def ListMessages(  # noqa: N802
@@ -93,11 +92,9 @@ class ThreadReadService(conversation_pb2_grpc.ThreadReadServiceServicer):
         with _as_mesh_errors():
             check_name("account_id", request.account_id)
             check_thread_id(request.thread_id)
-            size = _page_size(request.page_size, MESSAGES_PAGE_SIZE, MESSAGES_PAGE_SIZE_MAX)
+            size = pages.page_size(request.page_size, MESSAGES_PAGE_SIZE, MESSAGES_PAGE_SIZE_MAX)
             list_name = ("messages", request.account_id, request.thread_id)
-            behind = 0
-            if request.page_token:
-                (behind,) = place_of(list_name, request.page_token, (_position,))
+            (behind,) = pages.place_of(list_name, request.page_token, (_position,)) or (0,)
             # Also tells a deleted thread from an empty page, and where the list ends.
             thread = await self._store.get_thread(request.account_id, request.thread_id)
             page = await self._store.list_messages(
@@ -105,7 +102,7 @@ class ThreadReadService(conversation_pb2_grpc.ThreadReadServiceServicer):
             )
         token = ""
         if page and page[-1][0] < thread.message_count:
-            token = page_token(list_name, (str(page[-1][0]),))
+            token = pages.page_token(list_name, (str(page[-1][0]),))
         messages = [message_to_proto(message) for _, message in page]
         return pb.ListMessagesResponse(messages=messages, next_page_token=token)
 
@@ -257,12 +254,6 @@ def _refuse_parts(messages: Sequence[pb.NewMessage]) -> None:
             )
 
 
-def _page_size(asked: int, default: int, size_max: int) -> int:
-    if not 0 <= asked <= size_max:
-        raise BadRequestError("page_size", f"page_size is between 0 and {size_max}.")
-    return asked or default
-
-
 def _time(text: str) -> datetime:
     time = datetime.fromisoformat(text)
     if time.tzinfo is None:
@@ -291,10 +282,6 @@ def _as_mesh_errors() -> Iterator[None]:
     except BadRequestError as error:
         raise MeshError(
             invalid, "BAD_REQUEST", str(error), metadata={"field": error.field}
-        ) from error
-    except BadPageTokenError as error:
-        raise MeshError(
-            invalid, "BAD_PAGE_TOKEN", "The page token is none of this list; start without one."
         ) from error
     except ThreadNotFoundError as error:
         raise MeshError(

@@ -3,15 +3,15 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from datetime import datetime
-from typing import Any, TypeAlias
+from typing import Any
 
 import asyncpg
 
 from chatmesh.conversation.v1 import conversation_pb2 as pb
 from conversation_svc.thread import Message, RequestReusedError, Thread, ThreadNotFoundError
 from conversation_svc.wire import thread_from_proto, thread_to_proto
+from mesh.chassis.postgres import Connection
 
-Connection: TypeAlias = "asyncpg.pool.PoolConnectionProxy[asyncpg.Record]"
 _THREAD_FIELDS = tuple(field.name for field in fields(Thread))
 _MESSAGE_FIELDS = tuple(field.name for field in fields(Message) if field.name != "content")
 

@@ -1,8 +1,16 @@
 """What an operator may set; read from the environment, checked at start, then frozen."""
 
 from pathlib import Path
+from typing import Annotated
 
-from pydantic import AliasChoices, Field, PositiveInt, SecretStr, model_validator
+from pydantic import (
+    AliasChoices,
+    BeforeValidator,
+    Field,
+    PositiveInt,
+    SecretStr,
+    model_validator,
+)
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 HMAC_SECRET_BYTES_MIN = 32
@@ -106,6 +114,10 @@ class Settings(BaseSettings):
     redis_url: str = Field(validation_alias=AliasChoices("REDIS_URL", "redis_url"))
     # Answers requests that name no model; empty: the first by name.
     default_model: str = Field(default="", validation_alias="GATEWAY_DEFAULT_MODEL")
+    # What the operator says to the models (`context/operator.py`); read again when it changes.
+    operator_prompts_file: Annotated[Path | None, BeforeValidator(lambda path: path or None)] = (
+        Field(default=None, validation_alias="GATEWAY_OPERATOR_PROMPTS_FILE")
+    )
     turn: TurnLimits = Field(default_factory=TurnLimits)
     jwt: JwtSettings = Field(default_factory=JwtSettings)
     admission: AdmissionSettings = Field(default_factory=AdmissionSettings)

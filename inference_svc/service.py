@@ -18,7 +18,7 @@ from inference_svc.engine.protocol import (
     Finish,
     TokenLogprobs,
 )
-from inference_svc.engine.stream import Counts, Delta, TokenStream
+from inference_svc.engine.stream import GeneratedCounts, TokenDelta, TokenStream
 from inference_svc.engine.vocabulary import Vocabulary
 from inference_svc.generations import Generations
 from inference_svc.model_folder import ModelFolder
@@ -78,7 +78,12 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
         model, request_id = self._served(request.model), self._generations.next_id()
         ask = engine_request(request, model, request_id, time_left_s=deadlines.remaining_s())
         label = MeterLabel(
-            request.turn_id, request.attempt, request.choice_index, request.model, self._instance
+            turn_id=request.turn_id,
+            attempt=request.attempt,
+            choice_index=request.choice_index,
+            model=request.model,
+            instance=self._instance,
+            step=request.step,
         )
         async with self._generations.open(ask, label) as stream:
             started = inference_pb2.Started(instance=self._instance)
@@ -94,12 +99,12 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
             finished = _finished(delta.finish, len(request.prompt_token_ids), stream.counts)
             await context.write(inference_pb2.GenerateResponse(finished=finished))
 
-    async def _next(self, stream: TokenStream, last_sent_s: float) -> Delta:
+    async def _next(self, stream: TokenStream, last_sent_s: float) -> TokenDelta:
         """What arrived while the writer was busy, or within the flush window since it began."""
         left_s = self._flush_window_s - (time.perf_counter() - last_sent_s)
         return await stream.take(max(left_s, 0.0), FLUSH_TOKEN_COUNT)
 
-    async def _send(self, delta: Delta, context: Context) -> None:
+    async def _send(self, delta: TokenDelta, context: Context) -> None:
         if not delta.token_ids:
             return
         tokens = inference_pb2.Tokens(
@@ -164,7 +169,7 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
         return inference_pb2.DrainResponse(remaining_count=self._generations.open_count)
 
 
-def _finished(finish: Finish, prompt_count: int, counts: Counts) -> inference_pb2.Finished:
+def _finished(finish: Finish, prompt_count: int, counts: GeneratedCounts) -> inference_pb2.Finished:
     usage = inference_pb2.GenerationUsage(
         prompt_token_count=prompt_count,
         cached_token_count=counts.cached,

@@ -5,11 +5,11 @@ import os
 import ssl
 import urllib.error
 import urllib.request
-from pathlib import Path
 
 from chatmesh.billing.v1 import billing_pb2, billing_pb2_grpc
 from chatmesh.content.v1.content_pb2 import Tier
 from mesh.chassis.enums import words_of
+from mesh.chassis.files import write_private
 from mesh.home import Home
 from mesh.operator import CALL_TIMEOUT_S, Operator
 from mesh.settings import UpSettings
@@ -112,12 +112,3 @@ def write_environment(home: Home, settings: UpSettings, secret: str) -> str:
         f'-d \'{{"model": "{settings.served_model_id}", "stream": true, "temperature": 0.3, '
         '"messages": [{"role": "user", "content": "Hello! Who are you?"}]}\' --no-buffer\n'
     )
-
-
-def write_private(path: Path, text: str) -> None:
-    """Writes a file that nobody else can read, whole or not at all."""
-    scratch = path.with_name(f"{path.name}.new")
-    descriptor = os.open(scratch, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    with os.fdopen(descriptor, "w") as file:
-        file.write(text)
-    scratch.replace(path)

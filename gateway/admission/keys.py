@@ -11,7 +11,7 @@ import grpc
 from chatmesh.billing.v1 import billing_pb2 as pb
 from chatmesh.billing.v1 import billing_pb2_grpc
 from gateway import errors
-from gateway.admission.cache import Ages, YoungCache
+from gateway.admission.cache import Ages, FreshCache
 from gateway.admission.tokens import Claims
 from gateway.content import TIER_WORDS, TIERS
 from gateway.errors import public
@@ -52,8 +52,8 @@ class Keys:
             stale_s=settings.key_stale_s,
         )
         size = settings.key_count_max
-        self._keys = YoungCache(self._resolve_key, _is_refusal, ages, size, clock)
-        self._subjects = YoungCache(self._resolve_subject, _is_refusal, ages, size, clock)
+        self._keys = FreshCache(self._resolve_key, _is_refusal, ages, size, clock)
+        self._subjects = FreshCache(self._resolve_subject, _is_refusal, ages, size, clock)
 
     async def of_key(self, secret: str) -> Admitted:
         """The account of an API key. Neither the key nor its digest is logged.

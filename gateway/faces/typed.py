@@ -34,7 +34,7 @@ from gateway.turn.domain import (
 )
 from gateway.turn.events import Cursor, Numbered
 from gateway.turn.follow import Following
-from gateway.turn.stored import logprobs_to_stored
+from gateway.turn.stored import left_out_to_stored, logprobs_to_stored
 from gateway.turn.turns import Turns, View
 from gateway.upstreams.billing import Billing
 from gateway.upstreams.catalogue import Catalogue
@@ -123,6 +123,7 @@ def response_of(turn_id: str, epoch: int, numbered: Numbered) -> pb.ChatResponse
         response.started.turn_id, response.started.model = event.turn_id, event.model.id
         response.started.conversation_id = event.conversation_id
         response.started.dropped_message_count = event.dropped_message_count
+        response.started.left_out.extend(left_out_to_stored(each) for each in event.left_out)
         response.started.journaled = event.journaled
     elif isinstance(event, ChoiceFinished):
         ended = response.choice_finished

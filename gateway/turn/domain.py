@@ -142,6 +142,18 @@ class Usage:
 
 
 @dataclass(frozen=True, slots=True)
+class LeftOut:
+    """What of one part of the prompt the model did not read."""
+
+    # Name of a rule of `context.parts`.
+    part: str
+    # Messages that are missing, or cut.
+    message_count: int
+    # None: they were not counted.
+    token_count: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Started:
     """First event: a node accepted the turn."""
 
@@ -149,7 +161,9 @@ class Started:
     model: ModelInfo
     # Where the turn is kept; empty when it is not.
     conversation_id: str
+    # The messages of `left_out`.
     dropped_message_count: int
+    left_out: Sequence[LeftOut] = ()
     choice_count: int = 1
     created_unix_s: int = 0
     include_usage: bool = False

@@ -106,6 +106,9 @@ class JournalStore(Protocol):
     async def write(self, writes: Sequence[Write]) -> list[Written]:
         """Does all, each by itself; in order for each turn."""
 
+    async def tidy(self) -> None:
+        """Makes room for turns that end, now and then."""
+
     async def head(self, turn_id: str) -> Head | None:
         """A turn; None: there is none, or not any more."""
 
@@ -155,6 +158,28 @@ class JournalStore(Protocol):
         """Turns of an owner that are to be stopped, as it is said."""
 
 
+class Lease:
+    """Until when nobody may adopt the turns of this process.
+
+    It is counted from before it was asked for, so that it ends here before it ends in the journal,
+    also when this process sleeps.
+    """
+
+    def __init__(self) -> None:
+        self._until = float("-inf")
+
+    @property
+    def is_held(self) -> bool:
+        """Whether this process is certain to own what it runs."""
+        return asyncio.get_running_loop().time() < self._until
+
+    async def renew(self, store: JournalStore, owner: str, lease_ms: int) -> None:
+        """Asks for a further lease; raises JournalAway."""
+        begin = asyncio.get_running_loop().time()
+        await store.keep_alive(owner, lease_ms)
+        self._until = begin + lease_ms / 1000
+
+
 class Recording:
     """One turn of this process in the journal: what is written, what is next. Knows no store."""
 
@@ -177,8 +202,10 @@ class Recording:
         if self.is_journaled:
             self._progress.written()
         self.is_away = self.is_fenced = self.is_listened = False
-        # Called when another owner is found to have the turn; when it is to be stopped.
+        # Called when another owner is found to have the turn; when it is to be stopped; when the
+        # journal is found to be away.
         self.on_fenced: Callable[[], None] = _ignore
+        self.on_away: Callable[[], None] = _ignore
         self.on_stopped: Callable[[], None] = _ignore
         self._written_state = RUNNING
         self._changed = asyncio.Event()
@@ -198,12 +225,6 @@ class Recording:
     def end(self, state: str) -> None:
         """The next write is the last, and says how the turn ended."""
         self.state = state
-
-    async def opened(self) -> None:
-        """Returns when it is known whether the turn is in the journal."""
-        while not (self.is_journaled or self.is_away or self.is_fenced):
-            self._changed.clear()
-            await self._changed.wait()
 
     async def flushed(self) -> Outcome | None:
         """Returns when all is written, or another has the turn; None: the journal is away."""
@@ -253,6 +274,7 @@ class Recording:
     def failed(self) -> None:
         """The journal is away: what was to be written may be there or not."""
         self._must_put = self.is_away = True
+        self.on_away()
         self._log.show(self._log.number)
         self._changed.set()
 

@@ -187,7 +187,8 @@ class Turns:
         lease_ms = self._means.limits.owner_lease_ms
         while True:
             with contextlib.suppress(JournalAway):
-                await self._store.keep_alive(self._owner, lease_ms)
+                await self._means.lease.renew(self._store, self._owner, lease_ms)
+                await self._store.tidy()
             for run in list(self._runs.values()):
                 self._look_after(run)
             metrics.TURNS_RUNNING.set(len(self._runs))

@@ -1,7 +1,7 @@
 """The memory: threads and their messages, each account's its own."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import grpc
 
@@ -13,6 +13,18 @@ from gateway.upstreams.failures import translated
 
 
 @dataclass(frozen=True, slots=True)
+class History:
+    """What was said in a thread: its newest messages, oldest first, and all its system messages."""
+
+    messages: Sequence[Message] = ()
+    # Tokens of each message as it was stored; 0: not counted then.
+    token_counts: Sequence[int] = ()
+    # Older messages that were left where they are, and their tokens.
+    omitted_message_count: int = 0
+    omitted_token_count: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class Thread:
     """Where a turn is kept, and what was said there before."""
 
@@ -20,7 +32,7 @@ class Thread:
     id: str = ""
     # The thread does not exist yet.
     is_new: bool = False
-    history: Sequence[Message] = ()
+    history: History = field(default_factory=History)
     # Its owner asked that turns run to their end although nobody reads.
     background: bool = False
 
@@ -64,7 +76,7 @@ class Conversation:
         self._write = conversation_pb2_grpc.ThreadWriteServiceStub(channel)
 
     async def history(self, caller: Caller, thread_id: str, token_count_max: int) -> Thread:
-        """A thread with its newest messages, oldest first.
+        """A thread with its newest messages that have at most so many tokens.
 
         Raises:
             MeshError: CONVERSATION_NOT_FOUND, also for another account's.
@@ -74,7 +86,14 @@ class Conversation:
         )
         with translated("conversation"):
             tail = await self._read.GetTail(request)
-        history = [Message(ROLE_WORDS[each.role], each.content) for each in tail.messages]
+        counts = [each.token_count for each in tail.messages]
+        omitted = tail.omitted_message_count
+        history = History(
+            messages=[Message(ROLE_WORDS[each.role], each.content) for each in tail.messages],
+            token_counts=counts,
+            omitted_message_count=omitted,
+            omitted_token_count=max(0, tail.thread.total_token_count - sum(counts)) * bool(omitted),
+        )
         return Thread(thread_id, history=history, background=tail.thread.background)
 
     async def append(

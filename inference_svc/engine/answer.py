@@ -53,7 +53,7 @@ def _overlap(text: str, stop: str) -> int:
     return next((n for n in range(longest, 0, -1) if text.endswith(stop[:n])), 0)
 
 
-class Answer:
+class AnswerState:
     """One answer while it grows.
 
     Attributes:

@@ -1,6 +1,6 @@
 """What every engine is: token ids in, token ids out, cancel, load.
 
-    request ──submit──> engine ──Delta, Delta, …, the last with `finish`──> TokenStream
+    request ──submit──> engine ──TokenDelta, …, the last with `finish`──> TokenStream
 
 The service knows only this file. An engine is chosen by name in `inference_svc.engine.choose`;
 the one that needs torch is imported only when it is chosen.

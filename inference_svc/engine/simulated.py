@@ -13,7 +13,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 
-from inference_svc.engine.answer import Answer
+from inference_svc.engine.answer import AnswerState
 from inference_svc.engine.protocol import (
     BLOCK_TOKEN_COUNT,
     BadFormatError,
@@ -61,7 +61,7 @@ class AnswerLength:
 class _Running:
     """One request and where it stands."""
 
-    def __init__(self, request: EngineRequest, answer: Answer, script_offset: int) -> None:
+    def __init__(self, request: EngineRequest, answer: AnswerState, script_offset: int) -> None:
         self.request, self.answer, self.script_offset = request, answer, script_offset
         self.stream: TokenStream
         self.blocks: list[int] = []
@@ -153,7 +153,7 @@ class SimulatedEngine:
         return state.stream
 
     def _stand(self, request: EngineRequest) -> _Running:
-        answer = Answer(request.stop, self._vocabulary)
+        answer = AnswerState(request.stop, self._vocabulary)
         answer.replay(request.emitted_token_ids)
         key = script_key(request.prompt_token_ids, request.sampling.seed)
         state = _Running(request, answer, key % len(self._script))

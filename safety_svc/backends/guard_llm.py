@@ -106,8 +106,8 @@ class GuardLlm:
         self._codes = codes or (OWN_CODES if style is Style.PROMPT else LLAMA_GUARD_CODES)
         self._calls = asyncio.Semaphore(CALL_COUNT_MAX)
         # The node says nothing of its weights: the model's id and the question stand for them.
-        told = f"{model}\n{style}\n{sorted(self._codes.items())}\n{_question('')}"
-        self.digest = hashlib.sha256(told.encode()).hexdigest()
+        prompt = f"{model}\n{style}\n{sorted(self._codes.items())}\n{_question('')}"
+        self.digest = hashlib.sha256(prompt.encode()).hexdigest()
 
     async def inspect(self, text: str, audience: Audience) -> Sequence[Finding]:
         """See `Backend.inspect`."""

@@ -43,7 +43,9 @@ def chat(**fields):
 def test_a_typed_turn(mesh_copy, channel):
     stub = chat_pb2_grpc.ChatServiceStub(channel)
     events = list(stub.Chat(chat(), metadata=metadata(mesh_copy), timeout=30))
-    assert [event.sequence for event in events] == list(range(len(events)))
+    numbers = [event.sequence for event in events]
+    assert numbers[0] == 0
+    assert numbers == sorted(set(numbers))
     assert events[0].WhichOneof("event") == "started"
     assert events[-1].WhichOneof("event") == "finished"
     text = "".join(event.delta.text for event in events)

@@ -23,9 +23,11 @@ from conversation_svc.hot_tail import HotTail
 from conversation_svc.purge import keep_purging
 from conversation_svc.service import ThreadReadService, ThreadWriteService
 from conversation_svc.statements import Request
-from conversation_svc.store import Store, StoreUnavailableError
+from conversation_svc.store import Store
 from conversation_svc.thread import NewMessage, Tail
+from mesh.chassis import redis_client
 from mesh.chassis.errors import MeshError
+from mesh.chassis.postgres import StoreUnavailableError
 from tests.support.loopback import loopback
 
 NOW = datetime(2026, 3, 1, tzinfo=UTC)
@@ -197,7 +199,7 @@ async def test_redis_away_is_slower_and_never_wrong(
     account, thread_id = ids
     time = 0.0
     async with relay(redis_url) as behind:
-        away = redis.asyncio.Redis.from_url(behind.url, socket_timeout=0.25)
+        away = redis_client.connect(behind.url, name="test", connect_timeout_s=0.25)
         hot = HotTail(away, 60, clock=lambda: time)
         await append(store, hot, account, thread_id, "1")
         assert await hot.get(account, thread_id)

@@ -129,6 +129,8 @@ class FakeConversation(
         self.faults = Faults()
         self.threads: dict[tuple[str, str], list[conversation_pb2.NewMessage]] = {}
         self.appended: list[conversation_pb2.AppendMessagesRequest] = []
+        # How many of the oldest messages a tail leaves out.
+        self.omit = 0
         self.stored = asyncio.Event()
         # What owners asked for, by thread.
         self.background: dict[str, bool] = {}
@@ -150,12 +152,18 @@ class FakeConversation(
     async def GetTail(self, request, context):
         self.faults.check("GetTail")
         messages = [
-            conversation_pb2.Message(role=each.role, content=each.content)
+            conversation_pb2.Message(
+                role=each.role, content=each.content, token_count=each.token_count
+            )
             for each in self._of(request)
         ]
-        return conversation_pb2.GetTailResponse(
-            thread=self._thread(request.thread_id), messages=messages
+        tail = conversation_pb2.GetTailResponse(
+            thread=self._thread(request.thread_id),
+            messages=messages[self.omit :],
+            omitted_message_count=self.omit,
         )
+        tail.thread.total_token_count = sum(each.token_count for each in messages)
+        return tail
 
     async def GetThread(self, request, context):
         self._of(request)
@@ -293,13 +301,19 @@ class FakeTokenizer(tokenizer_pb2_grpc.TokenizerServiceServicer):
     def __init__(self) -> None:
         self.faults = Faults()
         self.context = CONTEXT
+        # How many of the oldest messages that are no system messages do not fit.
         self.drop = 0
         self.requests: list[tokenizer_pb2.EncodeRequest] = []
+        self.counted: list[tokenizer_pb2.CountTokensRequest] = []
 
     async def Encode(self, request, context):
         self.requests.append(request)
         self.faults.check("Encode")
-        counts = [max(1, len(each.content.split())) for each in request.messages][self.drop :]
+        system = content_pb2.ROLE_SYSTEM
+        others = [i for i, each in enumerate(request.messages) if each.role != system]
+        gone = others[: self.drop]
+        kept = [each for i, each in enumerate(request.messages) if i not in gone]
+        counts = [max(1, len(each.content.split())) for each in kept]
         count = sum(counts)
         if count + max(1, request.max_tokens) > self.context:
             raise failure(
@@ -315,6 +329,12 @@ class FakeTokenizer(tokenizer_pb2_grpc.TokenizerServiceServicer):
             context_token_count_max=self.context,
             message_token_counts=counts,
         )
+
+    async def CountTokens(self, request, context):
+        self.counted.append(request)
+        self.faults.check("CountTokens")
+        counts = [len(each.split()) for each in request.texts]
+        return tokenizer_pb2.CountTokensResponse(text_token_counts=counts)
 
 
 @dataclass
@@ -346,6 +366,8 @@ class FakeInference(inference_pb2_grpc.InferenceServiceServicer):
         self.at_gate = asyncio.Event()
         self.cancelled = asyncio.Event()
         self.models = [MODEL]
+        # Whether another node would draw the same tokens.
+        self.draws_by_position = True
         self.sent_frame_count = 0
         # Each frame but the first waits for this event of its choice: so that a test knows what
         # the gateway can put into one message. Given by `Fakes`.
@@ -360,6 +382,7 @@ class FakeInference(inference_pb2_grpc.InferenceServiceServicer):
                     context_token_count_max=CONTEXT,
                     engine="simulated",
                     tokenizer_digest="d",
+                    draws_by_position=self.draws_by_position,
                     created_unix_s=1_700_000_000,
                 )
                 for each in self.models

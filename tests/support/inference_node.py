@@ -16,8 +16,9 @@ from inference_svc.generations import Generations
 from inference_svc.model_folder import ModelFolder
 from inference_svc.service import InferenceService
 from inference_svc.spool import Spool
-from inference_svc.usage import UsageRim, connect
+from inference_svc.usage import UsageReporter
 from mesh.chassis import deadlines
+from mesh.chassis.redis_client import connect
 from mesh.chassis.server import ErrorInterceptor
 from tests.support.loopback import loopback
 
@@ -38,7 +39,7 @@ class NodeUnderTest:
     stub: InferenceServiceStub
     model: ModelFolder
     engine: Engine
-    usage: UsageRim
+    usage: UsageReporter
     generations: Generations
     stopping: asyncio.Event
 
@@ -61,9 +62,10 @@ async def serving(
 ) -> AsyncIterator[NodeUnderTest]:
     """Starts the engine and serves it; everything is stopped at the end."""
     await engine.start()
-    usage = UsageRim(
-        connect(redis_url, 1.0),
+    usage = UsageReporter(
+        connect(redis_url, name="inference-1"),
         Spool(state_dir / "usage.spool", 1 << 20),
+        redis_timeout_s=1.0,
         flush_interval_s=0.05,
         pending_event_count_max=1000,
     )

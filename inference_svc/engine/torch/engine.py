@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Literal
 
 import structlog
 
-from inference_svc.engine.answer import Answer
+from inference_svc.engine.answer import AnswerState
 from inference_svc.engine.protocol import (
     BadFormatError,
     EngineError,
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 log = structlog.get_logger()
 
 # Waking the event loop for each token of a fast model costs it and the kernels more than the token.
-TELL_INTERVAL_S = 0.004
+DELIVERY_INTERVAL_S = 0.004
 
 Kind = Literal["auto", "f32", "bf16", "int8"]
 
@@ -95,8 +95,8 @@ class TorchEngine:
         self._grammars = GrammarCompiler(model)
         self._compiling: dict[Sequence, asyncio.Task[None]] = {}
         self._inbox: queue.SimpleQueue[tuple[str, Sequence | None]] = queue.SimpleQueue()
-        self._untold: list[Event] = []  # the engine's thread only, as `_told_s`
-        self._told_s = 0.0
+        self._undelivered: list[Event] = []  # the engine's thread only, as `_delivered_s`
+        self._delivered_s = 0.0
         self.failed = asyncio.Event()
 
     async def start(self) -> None:
@@ -124,7 +124,7 @@ class TorchEngine:
         Raises:
             QueueFullError, RequestTooLargeError, DeadlineUnreachableError: as in `Engine.submit`.
         """
-        answer = Answer(request.stop, self._model.vocabulary)
+        answer = AnswerState(request.stop, self._model.vocabulary)
         answer.replay(request.emitted_token_ids)
         if answer.finish is not None:
             stream = TokenStream(len(request.emitted_token_ids), lambda: None)
@@ -193,8 +193,8 @@ class TorchEngine:
             try:
                 self._core = self._make_core(opened)
             except Exception as error:  # handed to who waits for the start
-                told = error if isinstance(error, EngineError) else EngineError(f"{error!r}")
-                self._post(ready.set_exception, told)
+                failure = error if isinstance(error, EngineError) else EngineError(f"{error!r}")
+                self._post(ready.set_exception, failure)
                 return
             self._streams.load = self._core.load()
             self._post(ready.set_result, None)
@@ -263,12 +263,12 @@ class TorchEngine:
 
     def _tell(self, events: list[Event]) -> None:
         """Hands events to the loop; further tokens of answers that go on wait for company."""
-        self._untold += events
+        self._undelivered += events
         now_s = time.monotonic()
-        due = now_s - self._told_s >= TELL_INTERVAL_S or not self._core.busy
+        due = now_s - self._delivered_s >= DELIVERY_INTERVAL_S or not self._core.busy
         if due or not all(event.continues for event in events):
-            self._post(self._streams.deliver, self._untold, self._core.load())
-            self._untold, self._told_s = [], now_s
+            self._post(self._streams.deliver, self._undelivered, self._core.load())
+            self._undelivered, self._delivered_s = [], now_s
 
     def _post(self, call: "Callable[..., object]", *args: object) -> None:
         try:

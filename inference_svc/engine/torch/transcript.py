@@ -19,7 +19,7 @@ from typing import Any
 
 import structlog
 
-from inference_svc.engine.answer import Answer
+from inference_svc.engine.answer import AnswerState
 from inference_svc.engine.protocol import EngineRequest, StopRule
 from inference_svc.engine.torch.block_manager import BlockManager
 from inference_svc.engine.torch.plan import Plan
@@ -186,7 +186,9 @@ def _sequence(entry: Mapping[str, Any], arrival: int) -> Sequence:
         cache_salt=entry.get("salt", ""),
         group=entry.get("group", ""),
     )
-    return Sequence(request, Answer(rule, Vocabulary([], frozenset(), "")), arrival, entry["at"])
+    return Sequence(
+        request, AnswerState(rule, Vocabulary([], frozenset(), "")), arrival, entry["at"]
+    )
 
 
 class _Recorded:

@@ -151,6 +151,7 @@ async def test_logprobs_are_reported_when_asked(model, tmp_path) -> None:
 BAD = {
     "turn_id": {"turn_id": ""},
     "choice_index": {"choice_index": 4},
+    "step": {"step": 128},
     "prompt_token_ids": {"prompt_token_ids": [2, 9999]},
     "max_tokens": {"max_tokens": 0},
     "emitted_token_ids": {"emitted_token_ids": range(2, 40)},
@@ -360,6 +361,24 @@ async def test_usage_of_a_finished_answer(model, tmp_path, redis_url) -> None:
     ]
     assert {(e.turn_id, e.model, e.instance) for e in events} == {(TURN, "toy", "inference-1")}
     assert [e.attempt for e in events] == [0, 0, 1, 1, 1, 0]
+
+
+async def test_a_further_step_is_metered_as_its_own_and_draws_its_own_tokens(
+    model, tmp_path, redis_url
+) -> None:
+    async with running(model, tmp_path, redis_url) as node:
+        first, further, again = [
+            output_ids(await node.generate(step=step, max_tokens=3)) for step in (0, 2, 2)
+        ]
+    assert further == again
+    assert further != first
+    events = await usage_events(redis_url)
+    assert {
+        (e.step, e.end_position) for e in events if e.kind == billing_pb2.USAGE_KIND_OUTPUT
+    } == {
+        (0, 3),
+        (2, 3),
+    }
 
 
 async def test_usage_of_a_cancelled_answer_is_what_was_generated(

@@ -15,7 +15,8 @@ from chatmesh.safety.v1.safety_pb2_grpc import (
     add_SafetyServiceServicer_to_server,
 )
 from mesh.chassis.errors import MeshError
-from safety_svc.audit import Audit, Decision, StoreUnavailableError
+from mesh.chassis.postgres import StoreUnavailableError
+from safety_svc.audit import Audit, Decision
 from safety_svc.backends.base import Backend
 from safety_svc.policy_source import PolicySource
 from safety_svc.service import SafetyService

@@ -66,8 +66,8 @@ class KernelsBackend:
             raise EngineError(f"This CPU or build has no kernels of the level {self.level!r}.")
         self.kinds = weights.kind, kv_kind
         self.arithmetic = f"kernels-{self.level}"
-        # Not the threads, nor the compiler: every sum has one order, the source's own. The maker
-        # counts because AVX-512's estimate of a reciprocal is specified by its error, not by its bits.
+        # Not the threads, nor the compiler: every sum has one order, the source's own. But the
+        # CPU's maker: AVX-512's estimate of a reciprocal is specified by its error, not its bits.
         self.arithmetic_facts: tuple[str, ...] = (source_digest(), cpu_facts(MAKER))
         embedding = np.ascontiguousarray(weights.embedding)
         struct = library.ConfigStruct(

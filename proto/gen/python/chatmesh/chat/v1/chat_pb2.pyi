@@ -123,6 +123,30 @@ REASON_IDEMPOTENCY_KEY_REUSED: Reason.ValueType  # 19
 """The idempotency key was used for another request; metadata "param"."""
 Global___Reason: _TypeAlias = Reason  # noqa: Y015
 
+class _PromptPart:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _PromptPartEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_PromptPart.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    PROMPT_PART_UNSPECIFIED: _PromptPart.ValueType  # 0
+    """Not used on the wire."""
+    PROMPT_PART_HISTORY: _PromptPart.ValueType  # 1
+    """Messages of the stored conversation."""
+    PROMPT_PART_MESSAGES: _PromptPart.ValueType  # 2
+    """The messages of the request."""
+
+class PromptPart(_PromptPart, metaclass=_PromptPartEnumTypeWrapper):
+    """PromptPart names a part of a prompt. The parts stand in the prompt in the order of their numbers."""
+
+PROMPT_PART_UNSPECIFIED: PromptPart.ValueType  # 0
+"""Not used on the wire."""
+PROMPT_PART_HISTORY: PromptPart.ValueType  # 1
+"""Messages of the stored conversation."""
+PROMPT_PART_MESSAGES: PromptPart.ValueType  # 2
+"""The messages of the request."""
+Global___PromptPart: _TypeAlias = PromptPart  # noqa: Y015
+
 class _TurnState:
     ValueType = _typing.NewType("ValueType", _builtins.int)
     V: _TypeAlias = ValueType  # noqa: Y015
@@ -424,6 +448,40 @@ class PositionLogprobs(_message.Message):
 Global___PositionLogprobs: _TypeAlias = PositionLogprobs  # noqa: Y015
 
 @_typing.final
+class LeftOut(_message.Message):
+    """LeftOut says what of one part the model did not read, because there was no room for it."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PART_FIELD_NUMBER: _builtins.int
+    MESSAGE_COUNT_FIELD_NUMBER: _builtins.int
+    TOKEN_COUNT_FIELD_NUMBER: _builtins.int
+    part: Global___PromptPart.ValueType
+    """Which part."""
+    message_count: _builtins.int
+    """Messages that were left out, the oldest of the part. At least 1."""
+    token_count: _builtins.int
+    """Their tokens, as they were counted when they were stored. Absent: they were not counted, as
+    messages of a request are when they are left out.
+    """
+    def __init__(
+        self,
+        *,
+        part: Global___PromptPart.ValueType = ...,
+        message_count: _builtins.int = ...,
+        token_count: _builtins.int | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_token_count", b"_token_count", "token_count", b"token_count"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_token_count", b"_token_count", "message_count", b"message_count", "part", b"part", "token_count", b"token_count"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__token_count: _TypeAlias = _typing.Literal["token_count"]  # noqa: Y015
+    _WhichOneofArgType__token_count: _TypeAlias = _typing.Literal["_token_count", b"_token_count"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__token_count) -> _WhichOneofReturnType__token_count | None: ...
+
+Global___LeftOut: _TypeAlias = LeftOut  # noqa: Y015
+
+@_typing.final
 class TurnStarted(_message.Message):
     """TurnStarted is the first event."""
 
@@ -434,6 +492,7 @@ class TurnStarted(_message.Message):
     CONVERSATION_ID_FIELD_NUMBER: _builtins.int
     DROPPED_MESSAGE_COUNT_FIELD_NUMBER: _builtins.int
     JOURNALED_FIELD_NUMBER: _builtins.int
+    LEFT_OUT_FIELD_NUMBER: _builtins.int
     turn_id: _builtins.str
     """The turn (ULID)."""
     model: _builtins.str
@@ -441,9 +500,13 @@ class TurnStarted(_message.Message):
     conversation_id: _builtins.str
     """Where the turn is kept; empty when it is not."""
     dropped_message_count: _builtins.int
-    """Older messages that the context had no room for."""
+    """Messages that the context had no room for: the sum over left_out."""
     journaled: _builtins.bool
     """The turn is in the journal: Follow works although the process that runs it dies."""
+    @_builtins.property
+    def left_out(self) -> _containers.RepeatedCompositeFieldContainer[Global___LeftOut]:
+        """What the model did not read, one entry a part; empty when it read all."""
+
     def __init__(
         self,
         *,
@@ -452,10 +515,11 @@ class TurnStarted(_message.Message):
         conversation_id: _builtins.str = ...,
         dropped_message_count: _builtins.int = ...,
         journaled: _builtins.bool = ...,
+        left_out: _abc.Iterable[Global___LeftOut] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["conversation_id", b"conversation_id", "dropped_message_count", b"dropped_message_count", "journaled", b"journaled", "model", b"model", "turn_id", b"turn_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["conversation_id", b"conversation_id", "dropped_message_count", b"dropped_message_count", "journaled", b"journaled", "left_out", b"left_out", "model", b"model", "turn_id", b"turn_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -166,6 +166,7 @@ class GenerateRequest(_message.Message):
     CACHE_SALT_FIELD_NUMBER: _builtins.int
     TOP_LOGPROBS_FIELD_NUMBER: _builtins.int
     LOGPROBS_FIELD_NUMBER: _builtins.int
+    STEP_FIELD_NUMBER: _builtins.int
     turn_id: _builtins.str
     """The turn (ULID, 26 characters): idempotency key of everything billable."""
     attempt: _builtins.int
@@ -186,6 +187,10 @@ class GenerateRequest(_message.Message):
     """How many alternatives to report with each token. Range [0, 20]. 0: no log probabilities."""
     logprobs: _builtins.bool
     """Report the log probability of each emitted token."""
+    step: _builtins.int
+    """Which model call of the turn this is: a turn may call a model again, after a tool. Everything
+    billable is (turn, step, attempt, choice, position). Range [0, 127]. Absent: 0, the first call.
+    """
     @_builtins.property
     def prompt_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """The whole prompt. At least 1 token; bounded by the model's context."""
@@ -227,10 +232,11 @@ class GenerateRequest(_message.Message):
         cache_salt: _builtins.str = ...,
         top_logprobs: _builtins.int = ...,
         logprobs: _builtins.bool = ...,
+        step: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["response_format", b"response_format", "sampling", b"sampling", "stop", b"stop"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "cache_salt", b"cache_salt", "choice_index", b"choice_index", "emitted_token_ids", b"emitted_token_ids", "logprobs", b"logprobs", "max_tokens", b"max_tokens", "model", b"model", "priority", b"priority", "prompt_token_ids", b"prompt_token_ids", "response_format", b"response_format", "sampling", b"sampling", "stop", b"stop", "top_logprobs", b"top_logprobs", "turn_id", b"turn_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "cache_salt", b"cache_salt", "choice_index", b"choice_index", "emitted_token_ids", b"emitted_token_ids", "logprobs", b"logprobs", "max_tokens", b"max_tokens", "model", b"model", "priority", b"priority", "prompt_token_ids", b"prompt_token_ids", "response_format", b"response_format", "sampling", b"sampling", "step", b"step", "stop", b"stop", "top_logprobs", b"top_logprobs", "turn_id", b"turn_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
