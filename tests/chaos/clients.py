@@ -15,6 +15,7 @@ from google.rpc import error_details_pb2
 from grpc_status import rpc_status
 
 from chatmesh.chat.v1 import chat_pb2, chat_pb2_grpc
+from chatmesh.content.v1 import content_pb2
 from clients.python.resume import AGAIN, BACK_OFF_S_MAX, BACK_OFF_S_MIN, Server, Trouble, TurnError
 from tests.chaos.verdict import Answer, Choice, Outcome, Seen
 from tests.chaos.wishes import STREAMED, Wish
@@ -29,10 +30,10 @@ HTTP_OF = {
     grpc.StatusCode.INTERNAL: 500,
 }
 FINISH = {
-    chat_pb2.FINISH_REASON_STOP: "stop",
-    chat_pb2.FINISH_REASON_LENGTH: "length",
-    chat_pb2.FINISH_REASON_CONTENT_FILTER: "content_filter",
-    chat_pb2.FINISH_REASON_CANCELLED: "cancelled",
+    content_pb2.FINISH_REASON_STOP: "stop",
+    content_pb2.FINISH_REASON_LENGTH: "length",
+    content_pb2.FINISH_REASON_CONTENT_FILTER: "content_filter",
+    content_pb2.FINISH_REASON_CANCELLED: "cancelled",
 }
 CHANNEL_OPTIONS = [
     ("grpc.use_local_subchannel_pool", 1),
@@ -193,7 +194,7 @@ def _typed(body: Mapping[str, Any], place: Place, notes: Notes) -> Answer:
 def _request(body: Mapping[str, Any]) -> chat_pb2.ChatRequest:
     fields = {name: body[name] for name in ("model", "max_tokens", "temperature", "seed", "n")}
     messages = [
-        chat_pb2.Message(role=chat_pb2.ROLE_USER, content=one["content"])
+        chat_pb2.Message(role=content_pb2.ROLE_USER, content=one["content"])
         for one in body["messages"]
     ]
     return chat_pb2.ChatRequest(messages=messages, idempotency_key=str(uuid.uuid4()), **fields)

@@ -6,6 +6,7 @@ from google.protobuf import any_pb2
 from google.rpc import code_pb2, error_details_pb2, status_pb2
 
 from chatmesh.chat.v1 import chat_pb2
+from chatmesh.content.v1 import content_pb2
 from clients.python.resume import Trouble
 from tests.chaos.clients import Gathered, Notes, trouble_of
 from tests.chaos.verdict import Answer, Choice
@@ -87,7 +88,7 @@ def test_chunks_of_two_answers_are_put_together():
 
 def test_typed_events_are_put_together():
     gathered = Gathered(1)
-    done = chat_pb2.ChoiceFinished(finish_reason=chat_pb2.FINISH_REASON_LENGTH)
+    done = chat_pb2.ChoiceFinished(finish_reason=content_pb2.FINISH_REASON_LENGTH)
     usage = chat_pb2.Usage(prompt_token_count=3, completion_token_count=2)
     for event in (
         chat_pb2.ChatResponse(started=chat_pb2.TurnStarted(turn_id="t")),
