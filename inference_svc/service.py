@@ -136,6 +136,9 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
             tokenizer_digest=self._model.vocabulary.digest,
             engine=self._engine.name,
             created_unix_s=self._model.created_unix_s,
+            draws_by_position=self._engine.draws_by_position,
+            weights_digest=self._engine.weights_digest,
+            precision=self._engine.precision,
         )
         return inference_pb2.ListModelsResponse(models=[model])
 

@@ -206,6 +206,11 @@ def derived_seed(ask: Ask, caller: Caller) -> int:
     return seed & UINT64_MASK
 
 
+def fingerprint_of(words: str) -> str:
+    """A short name for what decides the tokens of an answer besides the request."""
+    return "fp_" + blake2b(words.encode(), digest_size=16).hexdigest()[:FINGERPRINT_DIGITS]
+
+
 def _request(ask: Ask, caller: Caller, prompt: Prompt) -> pb.GenerateRequest:
     sampling = ask.sampling
     return pb.GenerateRequest(
@@ -251,10 +256,10 @@ def _pin(instance: str) -> tuple[tuple[str, str], ...]:
 
 
 def _fingerprint(model: pb.Model) -> str:
-    weights = f"{model.id} {model.tokenizer_digest} {model.engine} {model.created_unix_s}"
-    if model.weights_digest or model.precision:  # a node of yesterday tells neither
-        weights += f" {model.weights_digest} {model.precision}"
-    return "fp_" + blake2b(weights.encode(), digest_size=16).hexdigest()[:FINGERPRINT_DIGITS]
+    numbers = str(model.created_unix_s)  # of a node of yesterday, which tells neither
+    if model.weights_digest or model.precision:  # whenever, and on whichever machine, they lie
+        numbers = f"{model.weights_digest} {model.precision}"
+    return fingerprint_of(f"{model.id} {model.tokenizer_digest} {model.engine} {numbers}")
 
 
 def _frame(response: pb.GenerateResponse, position: int) -> Frame:

@@ -76,8 +76,6 @@ class AnswerState:
             self.push(token_id)
             if self.finish is not None:
                 return
-        if self.token_count >= self._rule.max_token_count:
-            self.finish = Finish(FinishReason.LENGTH)
 
     def push(self, token_id: int) -> str:
         """Adds one token; returns the text that became final with it and sets `finish` at the end.

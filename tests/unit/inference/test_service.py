@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import grpc
@@ -13,10 +12,6 @@ import redis.asyncio as redis
 from chatmesh.billing.v1 import billing_pb2
 from chatmesh.content.v1 import content_pb2
 from chatmesh.inference.v1 import inference_pb2
-from chatmesh.inference.v1.inference_pb2_grpc import (
-    InferenceServiceStub,
-    add_InferenceServiceServicer_to_server,
-)
 from inference_svc.engine.protocol import (
     BadFormatError,
     DeadlineUnreachableError,
@@ -27,50 +22,24 @@ from inference_svc.engine.protocol import (
 )
 from inference_svc.engine.simulated import AnswerLength, SimulatedEngine, Timing
 from inference_svc.engine.stream import TokenStream
-from inference_svc.generations import Generations
 from inference_svc.model_folder import ModelFolder
-from inference_svc.service import InferenceService
-from inference_svc.spool import Spool
-from inference_svc.usage import UsageReporter
-from mesh.chassis import deadlines
 from mesh.chassis.errors import MeshError
-from mesh.chassis.redis_client import connect
-from mesh.chassis.server import ErrorInterceptor
-from tests.support.loopback import loopback
-
-TURN = "01J00000000000000000000000"
-DEADLINE_S = 10
-
-
-class AdmitsWithDeadline(ErrorInterceptor):
-    """As the chassis does in the mesh."""
-
-    async def admit(self, method: str, context) -> None:
-        deadlines.enter(context.time_remaining())
-
-
-@dataclass
-class NodeUnderTest:
-    stub: InferenceServiceStub
-    engine: SimulatedEngine
-    usage: UsageReporter
-    generations: Generations
-    stopping: asyncio.Event
-
-    def request(self, **fields: object) -> inference_pb2.GenerateRequest:
-        base: dict = {"turn_id": TURN, "model": "toy", "prompt_token_ids": range(2, 42)}
-        base |= {"max_tokens": 20, "cache_salt": "tenant"}
-        return inference_pb2.GenerateRequest(**(base | fields))
-
-    async def generate(self, **fields: object) -> list[inference_pb2.GenerateResponse]:
-        return [m async for m in self.stub.Generate(self.request(**fields), timeout=DEADLINE_S)]
+from tests.support.inference_node import (
+    DEADLINE_S,
+    NO_REDIS,
+    TURN,
+    NodeUnderTest,
+    output_ids,
+    serving,
+    text_of,
+)
 
 
 @contextlib.asynccontextmanager
 async def running(
     model: ModelFolder,
     tmp_path: Path,
-    redis_url: str = "redis://127.0.0.1:1/0",
+    redis_url: str = NO_REDIS,
     *,
     timing: Timing | None = None,
     engine_type: type[SimulatedEngine] = SimulatedEngine,
@@ -84,26 +53,8 @@ async def running(
         length=AnswerLength(12, 18),
         **limits,
     )
-    await engine.start()
-    usage = UsageReporter(
-        connect(redis_url, name="inference-1"),
-        Spool(tmp_path / "usage.spool", 1 << 20),
-        redis_timeout_s=1.0,
-        flush_interval_s=0.05,
-        pending_event_count_max=1000,
-    )
-    usage.start()
-    generations, stopping = Generations(engine, usage), asyncio.Event()
-    service = InferenceService(
-        "inference-1", model, engine, generations, flush_window_s=0.025, stopping=stopping
-    )
-    registration = (add_InferenceServiceServicer_to_server, service)
-    async with loopback([registration], AdmitsWithDeadline()) as channel:
-        yield NodeUnderTest(InferenceServiceStub(channel), engine, usage, generations, stopping)
-        stopping.set()
-    await engine.stop()
-    await generations.idle()
-    await usage.stop()
+    async with serving(model, engine, tmp_path, redis_url) as node:
+        yield node
 
 
 async def failure(call: AsyncIterator) -> MeshError:
@@ -111,14 +62,6 @@ async def failure(call: AsyncIterator) -> MeshError:
         async for _ in call:
             pass
     return MeshError.from_rpc(caught.value)
-
-
-def output_ids(messages: list[inference_pb2.GenerateResponse]) -> list[int]:
-    return [i for m in messages if m.HasField("tokens") for i in m.tokens.token_ids]
-
-
-def text_of(messages: list[inference_pb2.GenerateResponse]) -> str:
-    return "".join(m.tokens.text + m.finished.text for m in messages)
 
 
 async def usage_events(url: str) -> list[billing_pb2.UsageEvent]:
@@ -381,6 +324,9 @@ async def test_list_models(model, tmp_path) -> None:
         (found,) = (await node.stub.ListModels(inference_pb2.ListModelsRequest())).models
     assert (found.id, found.context_token_count_max) == ("toy", 512)
     assert (found.engine, found.tokenizer_digest) == ("simulated", model.vocabulary.digest)
+    assert (found.draws_by_position, found.weights_digest) == (True, "")
+    assert found.precision == node.engine.precision
+    assert found.precision.startswith("script 12-18 ")
 
 
 async def test_watch_load_reports_at_once_and_on_change(model, tmp_path) -> None:

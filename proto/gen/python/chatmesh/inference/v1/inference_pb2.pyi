@@ -517,13 +517,17 @@ class Model(_message.Message):
     created_unix_s: _builtins.int
     """Seconds since the epoch when the weights were made; 0 when unknown."""
     draws_by_position: _builtins.bool
-    """Token ids of an answer depend on the request and its seed alone: another node of the same
-    weights and precision draws the same ones. Absent: they may differ.
+    """Token ids of an answer depend on the request and its seed alone: any node of the same id,
+    tokenizer, engine, weights_digest and precision draws the same ones, in any company, from the
+    beginning or behind emitted_token_ids. Absent: they may differ.
     """
     weights_digest: _builtins.str
     """SHA-256 over the weights as they lie on disk (lower-case hex); empty when there are none."""
     precision: _builtins.str
-    """Numbers of weights and KV cache, such as "int8/bf16"; empty when there are none."""
+    """All else that the drawn tokens depend on bit by bit: kinds of numbers of weights and KV cache,
+    what computes, and a digest of the rest, such as "int8/bf16 kernels-avx512 5bfbcb4ffd". At most
+    256 bytes; to be compared, not to be taken apart. Empty: the node does not tell.
+    """
     def __init__(
         self,
         *,
