@@ -166,9 +166,9 @@ class Following:
         try:
             if self._run_of(head.turn_id):
                 return 0.0
-            alive_s = await self._store.alive_s(head.owner)
-            if not alive_s and await self._adopt(head):
+            if await self._adopt(head):
                 return 0.0
+            alive_s = await self._store.alive_s(head.owner)
             await self._store.mark_read(head.turn_id, READ_LEASE_MS)
         except JournalAway:
             return LOOK_S  # the next look finds out

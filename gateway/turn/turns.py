@@ -63,6 +63,7 @@ class Turns:
         self._planner, self._means, self._store = planner, means, store
         self._owner = f"{owner}.{ULID()}"
         self._runs: dict[str, Run] = {}
+        self._adopting: set[str] = set()
         self._is_closing = False
 
     # -- what the faces ask for --------------------------------------------------------------
@@ -160,26 +161,39 @@ class Turns:
             await self._store.leave(self._owner)
 
     async def adopt(self, head: Head) -> Run | None:
-        """Goes on with a turn whose owner is no more; None: another gateway was faster.
+        """Goes on with a turn whose owner is no more; None: it is, or another was faster.
 
         Raises:
-            JournalAway: perhaps it is ours now; the next look finds out.
+            JournalAway: the next look finds out.
         """
         turn_id = head.turn_id
-        if self._is_closing or not await self._store.adopt(head, self._owner):
+        if self._is_closing or turn_id in self._adopting or head.state != RUNNING:
             return None
-        plan = Plan.read(await self._store.plan(turn_id))
-        batches = await self._store.batches(turn_id)
-        if run := self.run_of(turn_id):
-            return run
-        run = Run(plan, self._means, self._owner, head, batches)
-        run.redraws = plan.redraws and await self._planner.is_served_as_planned(plan)
+        if head.owner != self._owner and await self._store.alive_s(head.owner):
+            return None
+        self._adopting.add(turn_id)
+        try:
+            if not await self._store.adopt(head, self._owner):
+                return None
+            plan, batches = await self._read(turn_id)
+            run = Run(plan, self._means, self._owner, head, batches)
+            run.redraws = plan.redraws and await self._planner.is_served_as_planned(plan)
+        finally:
+            self._adopting.discard(turn_id)
         metrics.TURNS_ADOPTED.inc()
         log.info("turn_adopted", turn_id=turn_id, epoch=head.epoch + 1, number=head.number)
         self._own(run)
         if head.is_stopped:
             run.stop()
         return run
+
+    async def _read(self, turn_id: str) -> tuple[Plan, list[bytes]]:
+        """A turn that is ours now; if it is not read, nobody else will."""
+        while True:
+            with contextlib.suppress(JournalAway):
+                plan = Plan.read(await self._store.plan(turn_id))
+                return plan, await self._store.batches(turn_id)
+            await asyncio.sleep(SCAN_S)
 
     def run_of(self, turn_id: str) -> Run | None:
         """The turn, if it runs here."""
@@ -222,14 +236,12 @@ class Turns:
             await asyncio.sleep(SCAN_S)
             with contextlib.suppress(JournalAway):
                 for turn_id in await self._store.orphans(self._means.limits.adoption_count_max):
-                    head = await self._store.head(turn_id)
-                    if head and head.state == RUNNING and not self.run_of(turn_id):
+                    if head := await self._store.head(turn_id):
                         await self.adopt(head)
 
     async def _stop_elsewhere(self, turn_id: str) -> None:
         await self._store.stop(turn_id)
-        head = await self._store.head(turn_id)
-        if head and head.state == RUNNING and not await self._store.alive_s(head.owner):
+        if head := await self._store.head(turn_id):
             await self.adopt(head)
 
     async def _obey(self) -> None:

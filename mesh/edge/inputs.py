@@ -32,6 +32,8 @@ class EdgeLimits:
     stream_silence_s_max: float = 660
     # A client that does not read the end of an answer that is complete.
     stream_flush_s_max: float = 60
+    # How long a connection stays open behind an answer that broke off.
+    delayed_close_s: float = 0.05
     # Longer than a check takes (a millisecond): when hundreds of streams begin at once, they wait
     # for their turn in the gateway instead of being refused. A gateway that hangs for as long is
     # given up, and another one asked for as long again.

@@ -207,6 +207,9 @@ def _bounds(limits: EdgeLimits) -> Resource:
         "request_timeout": seconds(limits.request_s_max),
         "stream_idle_timeout": seconds(limits.stream_silence_s_max),
         "stream_flush_timeout": seconds(limits.stream_flush_s_max),
+        # How long a client that was answered half waits for the end of its connection: Envoy's
+        # default of 1 s is what it would wait before it comes back for the rest of its turn.
+        "delayed_close_timeout": seconds(limits.delayed_close_s),
         "common_http_protocol_options": {
             "idle_timeout": seconds(limits.connection_idle_s_max),
             "max_headers_count": limits.request_header_count_max,
