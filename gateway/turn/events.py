@@ -11,7 +11,14 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from gateway.errors import CURSOR_INVALID, public
-from gateway.turn.domain import Event, Failed, Finished, TextDelta
+from gateway.turn.domain import (
+    FINISH_CANCELLED,
+    ChoiceFinished,
+    Event,
+    Failed,
+    Finished,
+    TextDelta,
+)
 
 # The cursor of a reader that has seen nothing.
 BEGINNING = -1
@@ -29,6 +36,13 @@ class Numbered(NamedTuple):
 def weight(event: Event) -> int:
     """By how much an event raises the number."""
     return max(1, len(event.text.encode())) if type(event) is TextDelta else 1
+
+
+def cuts_short(event: Event) -> bool:
+    """Whether it ends what another owner would have gone on with."""
+    if isinstance(event, ChoiceFinished):
+        return event.finish_reason == FINISH_CANCELLED
+    return isinstance(event, Failed)
 
 
 def behind(numbered: Numbered, cursor: int) -> Numbered | None:
@@ -103,8 +117,8 @@ class EventLog:
         # Nothing follows what is there; with `moved` it follows elsewhere.
         self.is_ended = self.is_moved = False
         self._shown_count = len(self.events)
-        self._readers: dict[object, int] = {}
-        self._arrived: set[asyncio.Event] = set()
+        # Where each reader is, by what wakes it.
+        self._readers: dict[asyncio.Event, int] = {}
         self._room = asyncio.Event()
         self._unread_since = _now()
 
@@ -148,9 +162,8 @@ class EventLog:
 
     async def read(self, cursor: int) -> AsyncGenerator[Sequence[Numbered], None]:
         """What follows `cursor`: all that is there, then what comes, until the end."""
-        reader, arrived = object(), asyncio.Event()
-        self._readers[reader] = cursor
-        self._arrived.add(arrived)
+        arrived = asyncio.Event()
+        self._readers[arrived] = cursor
         index = 0
         try:
             while True:
@@ -161,7 +174,7 @@ class EventLog:
                     if (left := behind(numbered, cursor))
                 ]
                 index = self._shown_count
-                self._advance(reader, cursor := max(cursor, self.shown_number))
+                self._advance(arrived, cursor := max(cursor, self.shown_number))
                 if news:
                     yield news
                 elif self.is_ended:
@@ -169,10 +182,9 @@ class EventLog:
                 else:
                     await arrived.wait()
         finally:
-            self._arrived.discard(arrived)
-            self._advance(reader, None)
+            self._advance(arrived, None)
 
-    def _advance(self, reader: object, cursor: int | None) -> None:
+    def _advance(self, reader: asyncio.Event, cursor: int | None) -> None:
         if cursor is None:
             del self._readers[reader]
             self._unread_since = _now()
@@ -186,7 +198,7 @@ class EventLog:
         return self.number - max(self._readers.values())
 
     def _wake(self) -> None:
-        for arrived in self._arrived:
+        for arrived in self._readers:
             arrived.set()
 
 

@@ -9,7 +9,7 @@ from typing import TypeVar
 from gateway import errors
 from gateway.errors import public
 from gateway.turn.domain import Failed, Finished, Started
-from gateway.turn.events import Cursor, Numbered, bad_cursor, behind
+from gateway.turn.events import Cursor, Numbered, bad_cursor, behind, cuts_short, weight
 from gateway.turn.journal import RUNNING, Head, JournalAway, JournalStore
 from gateway.turn.plan import Plan
 from gateway.turn.run import Run
@@ -84,13 +84,16 @@ class Following:
         plan: Plan,
         cursor: Cursor,
         store: JournalStore,
+        *,
         run_of: Callable[[str], Run | None],
+        lives: Callable[[Head], Awaitable[bool]],
         adopt: Callable[[Head], Awaitable[Run | None]],
     ) -> None:
-        """`run_of` gives the turn if it runs here, `adopt` makes it run here if nobody runs it."""
+        """`run_of` gives the turn if it runs here, `lives` tells whether it runs elsewhere; `adopt`
+        makes it run here."""
         self.plan = plan
-        self._store, self._run_of, self._adopt = store, run_of, adopt
-        self._cursor = cursor
+        self._store, self._run_of, self._lives, self._adopt = store, run_of, lives, adopt
+        self._cursor, self._epoch = cursor, cursor.epoch
         self._is_over = False
 
     @property
@@ -102,7 +105,7 @@ class Following:
     @property
     def epoch(self) -> int:
         """Of whoever numbers the events now."""
-        return self._cursor.epoch
+        return self._epoch
 
     async def events(self) -> Batches:
         """What follows the cursor, to the end of the turn.
@@ -111,15 +114,20 @@ class Following:
             MeshError: CURSOR_INVALID, CURSOR_LOST, TURN_NOT_FOUND, SERVICE_UNAVAILABLE.
         """
         while not self._is_over:
-            run = self._run_of(self.plan.turn_id)
+            run = self._run_here()
             source = self._here(run) if run else self._elsewhere()
             async with contextlib.aclosing(source) as batches:
                 async for batch in batches:
-                    self._cursor = Cursor(self._cursor.epoch, batch[-1].number)
+                    self._cursor = Cursor(self._epoch, batch[-1].number)
                     self._is_over = isinstance(batch[-1].event, Finished | Failed)
                     yield batch
                     if self._is_over:
                         return
+
+    def _run_here(self) -> Run | None:
+        """The turn, if it runs here; one that was adopted elsewhere may not know it yet."""
+        run = self._run_of(self.plan.turn_id)
+        return run if run and run.recording.epoch >= self._cursor.epoch else None
 
     async def _here(self, run: Run) -> Batches:
         """Events from the log of their owner; ends with the turn, or when it has moved."""
@@ -127,26 +135,38 @@ class Following:
         check_cursor(self._cursor, head, redraws=run.redraws)
         if head.epoch == self._cursor.epoch and self._cursor.number > run.log.number:
             raise bad_cursor()
-        self._cursor = Cursor(head.epoch, self._cursor.number)
-        async with contextlib.aclosing(run.log.read(self._cursor.number)) as batches:
+        self._epoch = head.epoch
+        # One that is ahead of what was journaled sees how this owner comes to where it is.
+        begin = self._cursor.number
+        if self._is_ahead(head):
+            begin = head.epoch_numbers[self._cursor.epoch]
+        async with contextlib.aclosing(run.log.read(begin)) as batches:
             async for batch in batches:
-                yield batch
-        self._is_over = not run.log.is_moved
+                if left := self._left(batch, head):
+                    yield left
+        if not run.log.is_moved:  # stopped, perhaps, before where the reader was
+            check_cursor(self._cursor, run.head, redraws=run.redraws)
+            self._is_over = True
 
     async def _elsewhere(self) -> Batches:
         """Events from the journal; ends with the turn, or when it runs here."""
-        index, puts = 0, 0
+        index = 0
         async with self._store.news(self.plan.turn_id) as news:
             while True:
                 news.clear()
                 head = await self._patiently(self._head)
-                if head.put_count != puts:  # written anew, whole
-                    index, puts = 0, head.put_count
                 check_cursor(self._cursor, head, redraws=self.plan.redraws)
-                self._cursor = Cursor(head.epoch, self._cursor.number)
+                self._epoch = head.epoch
                 stored = await self._patiently(partial(self._batches, index))
+                found = [each for data in stored for each in events_of(data, self.started)]
+                batch = self._left(found, head)
+                if self._skips(batch, head):  # it was written anew, whole, or is gone
+                    if index == 0:
+                        await asyncio.sleep(LOOK_S)
+                    index = 0
+                    continue
                 index += len(stored)
-                if batch := self._unseen(stored):
+                if batch:
                     yield batch
                 if head.state != RUNNING:
                     self._is_over = True
@@ -157,16 +177,34 @@ class Following:
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(news.wait(), wait_s)
 
-    def _unseen(self, batches: Sequence[bytes]) -> list[Numbered]:
-        found = (event for data in batches for event in events_of(data, self.started))
-        return [left for each in found if (left := behind(each, self._cursor.number))]
+    def _is_ahead(self, head: Head) -> bool:
+        """Whether the reader saw what an earlier owner never journaled."""
+        cursor = self._cursor
+        return cursor.epoch < head.epoch and cursor.number > head.epoch_numbers[cursor.epoch]
+
+    def _left(self, events: Sequence[Numbered], head: Head) -> list[Numbered]:
+        """What the reader has not seen of them.
+
+        Raises:
+            MeshError: CURSOR_LOST: the turn was stopped, or failed, before where the reader is.
+        """
+        number = self._cursor.number
+        if self._is_ahead(head) and any(
+            each.number <= number and cuts_short(each.event) for each in events
+        ):
+            raise lost_cursor()
+        return [left for each in events if (left := behind(each, number))]
+
+    def _skips(self, batch: Sequence[Numbered], head: Head) -> bool:
+        """Whether there is more behind the cursor than the batch has."""
+        if not batch:
+            return head.number > self._cursor.number
+        return batch[0].number - weight(batch[0].event) > self._cursor.number
 
     async def _wait_s(self, head: Head) -> float:
         """How long to wait for news; 0: the turn runs here now."""
         try:
-            if self._run_of(head.turn_id):
-                return 0.0
-            if await self._adopt(head):
+            if self._run_here() or (not await self._lives(head) and await self._adopt(head)):
                 return 0.0
             alive_s = await self._store.alive_s(head.owner)
             await self._store.mark_read(head.turn_id, READ_LEASE_MS)

@@ -3,8 +3,8 @@
 A turn has one owner, named with an epoch in the journal's head of the turn. Every write names both
 and is refused when they are not (any more) those of the head: a gateway that was paused, or cut off
 from the store, finds out that another has adopted its turn (a fencing token, as in Gray &
-Cheriton's leases, 1989, and Chubby's sequencers, 2006). A write also names where it goes on, so
-that one that is repeated changes nothing.
+Cheriton's leases, 1989, and Chubby's sequencers, 2006). The writes of an epoch are counted, so that
+one that comes twice, or after a later one, changes nothing.
 
     Put      the plan and all that happened, whole: the first write, and the repair after a loss
     Append   what happened since the last write
@@ -50,8 +50,10 @@ class Write:
     owner: str
     epoch: int
     number: int
-    # Where it goes on; None: this is the whole, with the plan.
-    after: int | None
+    # Which write of the owner in this epoch it is, from 1.
+    serial: int
+    # It has all that happened, and the plan; else it goes on from the write before.
+    is_whole: bool
     batch: bytes
     state: str = RUNNING
     plan: bytes = b""
@@ -85,8 +87,6 @@ class Head:
     # Number of the last journaled event when each epoch ended.
     epoch_numbers: Sequence[int] = ()
     is_stopped: bool = False
-    # How often it was written whole: readers begin anew when it changes.
-    put_count: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +98,8 @@ class Claim:
     digest: str
     # The gateway that plans it.
     owner: str
+    # The request that plans it: only that one may take the claim back.
+    holder: str = ""
 
 
 class JournalStore(Protocol):
@@ -136,14 +138,18 @@ class JournalStore(Protocol):
     async def alive_s(self, owner: str) -> float:
         """For how long an owner is alive by its own last word; 0: it is not."""
 
-    async def orphans(self, count_max: int) -> list[str]:
-        """Turns of owners that are not alive; takes owners without turns out."""
+    async def orphans(self, owner: str, count_max: int) -> list[str]:
+        """Turns of owners that are not alive, and of `owner`, which knows whether it runs them;
+        at most `count_max` of each. Takes owners without turns out."""
 
     async def claim(self, account_id: str, key: str, claim: Claim) -> Claim:
         """Lets an idempotency key name a turn; the claim that stands, this or an earlier one."""
 
-    async def disclaim(self, account_id: str, key: str, turn_id: str) -> None:
-        """Takes a claim back, if it names this turn."""
+    async def reclaim(self, account_id: str, key: str, old: Claim, claim: Claim) -> bool:
+        """Puts a claim in the place of an old one; False: that stands no more."""
+
+    async def disclaim(self, account_id: str, key: str, claim: Claim) -> None:
+        """Takes a claim back, if it stands."""
 
     async def mark_read(self, turn_id: str, lease_ms: int) -> None:
         """Says that somebody reads a turn at another gateway than its owner."""
@@ -196,13 +202,13 @@ class Recording:
         self.plan, self.owner = plan, owner
         self.epoch, self.epoch_numbers = (epoch := len(epoch_numbers)), epoch_numbers
         self._log, self._progress = log_, Progress(answers)
-        self._number, self.state = log_.number, RUNNING
+        self._number, self.state, self._serial = log_.number, RUNNING, 0
         # Others can go on with it; a turn that is not yet is written whole.
         self.is_journaled = epoch > 0
         self._must_put = not self.is_journaled
         if self.is_journaled:
             self._progress.written()
-        self.is_away = self.is_fenced = self.is_listened = False
+        self.is_away = self.is_fenced = self.is_listened = self._is_left = False
         # Called when another owner is found to have the turn; when it is to be stopped; when the
         # journal is found to be away.
         self.on_fenced: Callable[[], None] = _ignore
@@ -211,12 +217,19 @@ class Recording:
         self._written_state = RUNNING
         # When the last write that was accepted was sent.
         self.confirmed_at = float("-inf")
+        self._is_held_back = False
         self._changed = asyncio.Event()
 
     @property
     def may_show(self) -> bool:
         """Whether readers may see what is not written yet."""
+        if self._is_held_back:
+            return False
         return self.is_away or (self.is_journaled and self.plan.redraws)
+
+    def hold_back(self) -> None:
+        """What follows another owner would not make alike: nobody sees it before it is written."""
+        self._is_held_back = True
 
     @property
     def has_news(self) -> bool:
@@ -229,15 +242,21 @@ class Recording:
         """The next write is the last, and says how the turn ended."""
         self.state = state
 
+    def leave(self) -> None:
+        """Nobody waits for an absent journal any more."""
+        self._is_left = True
+        self._changed.set()
+
     async def opened(self) -> None:
         """Returns when it is known whether the plan is durable."""
         while not (self.is_journaled or self.is_away or self.is_fenced):
             self._changed.clear()
             await self._changed.wait()
 
-    async def flushed(self) -> Outcome | None:
-        """Returns when all is written, or another has the turn; None: the journal is away."""
-        while self.has_news and not self.is_away:
+    async def flushed(self, *, patient: bool = False) -> Outcome | None:
+        """Returns when all is written, or another has the turn; None: the journal is away, which
+        who is patient waits out."""
+        while self.has_news and ((patient and not self._is_left) or not self.is_away):
             self._changed.clear()
             await self._changed.wait()
         if self.is_fenced:
@@ -248,13 +267,15 @@ class Recording:
         """What is to be written now; `wrote` or `failed` must follow."""
         if self._must_put:
             self._progress.rewind()
+        self._serial += 1
         self._sent_at = asyncio.get_running_loop().time()
         return Write(
             turn_id=self.plan.turn_id,
             owner=self.owner,
             epoch=self.epoch,
             number=self._log.number,
-            after=None if self._must_put else self._number,
+            serial=self._serial,
+            is_whole=self._must_put,
             batch=self._progress.batch(
                 self._log.events if self._must_put else _behind(self._log, self._number)
             ),
@@ -286,7 +307,8 @@ class Recording:
         """The journal is away: what was to be written may be there or not."""
         self._must_put = self.is_away = True
         self.on_away()
-        self._log.show(self._log.number)
+        if self.may_show:
+            self._log.show(self._log.number)
         self._changed.set()
 
 
@@ -315,7 +337,7 @@ class JournalWriter:
     ) -> None:
         self._store, self._retry_s = store, retry_s
         self._due: dict[Recording, float] = {}
-        self._wake = asyncio.Event()
+        self._wake, self._writing = asyncio.Event(), asyncio.Lock()
         self._next_at = float("inf")
 
     def drop(self, recording: Recording) -> None:
@@ -347,6 +369,10 @@ class JournalWriter:
 
     async def flush(self, until: float = float("inf")) -> None:
         """Writes what is due until then."""
+        async with self._writing:
+            await self._flush(until)
+
+    async def _flush(self, until: float) -> None:
         due = [each for each, at in self._due.items() if at <= until][:WRITE_COUNT_MAX]
         for recording in due:
             del self._due[recording]

@@ -20,6 +20,7 @@ from gateway.turn.background import Background, wait_at_most
 from gateway.turn.choice import Choice
 from gateway.turn.conclude import Concluder, usage_of
 from gateway.turn.domain import (
+    FINISH_CANCELLED,
     Event,
     Failed,
     Finished,
@@ -48,6 +49,8 @@ from mesh.chassis.errors import MeshError
 
 # Each owner's attempts at nodes have numbers of their own.
 ATTEMPTS_OF_AN_OWNER = 100
+# So long the end of a turn waits for a journal that is away, where another end could be made.
+END_PATIENCE_S = 30.0
 # A turn that is read at another gateway is written so much more often.
 LISTENED_FLUSH_DIVISOR = 8
 MS = 1000
@@ -133,6 +136,7 @@ class Run:
     async def leave(self) -> None:
         """Ends it here, so that another gateway may go on with it."""
         self.log.end(moved=True)
+        self.recording.leave()
         self.stop()
         if self._task:
             await asyncio.wait([self._task])
@@ -145,6 +149,8 @@ class Run:
 
     async def _answered(self) -> tuple[str, Failed | None]:
         """Makes what is missing of the answers; how that ended."""
+        if self.log.is_final or all(answer.is_finished for answer in self.answers):
+            return self._state_as_journaled(), None
         if self._is_stopped:
             return CANCELLED, None
         self._is_answering = True
@@ -161,6 +167,13 @@ class Run:
         finally:
             self._is_answering = False
         return COMPLETED, None
+
+    def _state_as_journaled(self) -> str:
+        """How a turn ended of which an earlier owner made all events, or all but the last."""
+        if isinstance(self.log.events[-1].event, Failed):
+            return FAILED
+        is_cancelled = any(each.finish_reason == FINISH_CANCELLED for each in self.answers)
+        return CANCELLED if is_cancelled else COMPLETED
 
     async def _answer(self) -> None:
         if self.plan.stored.safe_text:
@@ -226,6 +239,13 @@ class Run:
         """Ends the answers, and the turn in the books, unless another has it now."""
         outcome = "finished" if state == COMPLETED else state
         metrics.TURNS.labels(failure.reason.lower() if failure else outcome).inc()
+        if self.recording.epoch and not self.log.events:
+            # An earlier owner may have begun: it must find an end here, not nothing.
+            self._publish(self.plan.started(journaled=True))
+        # How much is generated until a block is known is chance.
+        is_alike = self.redraws and not any(each.withheld_token_count for each in self.answers)
+        if self.has_started and (state != COMPLETED or not is_alike):
+            self.recording.hold_back()
         if state == CANCELLED and self.has_started:
             for answer in self.answers:
                 if not answer.is_finished:
@@ -236,7 +256,9 @@ class Run:
         recorded = self._means.background.start(concluding, "conclude_turn")
         await wait_at_most(recorded, self._means.limits.conclude_wait_s)
         if not self.log.is_final:
-            self.log.append(failure or Finished(usage_of(self.plan, self.answers)))
+            self._publish(failure or Finished(usage_of(self.plan, self.answers)))
+            if not self.recording.may_show and await self._is_lost():
+                return
         if not recorded.done():  # the readers need not wait longer; whoever asks waits for the end
             self.log.show(self.log.number)
             await recorded
@@ -251,8 +273,22 @@ class Run:
         """Whether this gateway is still the owner, who alone may settle: it may have slept."""
         if self._means.lease.covers(self.recording.confirmed_at):
             return not self.recording.is_fenced
+        return not await self._is_lost()
+
+    async def _is_lost(self) -> bool:
+        """Whether another gateway has it, once all is written.
+
+        While the journal is away nobody knows. What another would make alike may end; else the end
+        waits for a while, so that no two readers see two of them.
+        """
         self._means.writer.note(self.recording)
-        return await self.recording.flushed() is not Outcome.FENCED
+        patient = not self.recording.may_show
+        try:
+            async with asyncio.timeout(END_PATIENCE_S):
+                outcome = await self.recording.flushed(patient=patient)
+        except TimeoutError:
+            return False
+        return outcome is Outcome.FENCED or self.log.is_moved
 
     def _superseded(self) -> None:
         """Another gateway has adopted the turn: whoever reads here reads on there."""

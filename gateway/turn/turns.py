@@ -29,6 +29,8 @@ from mesh.chassis.errors import MeshError
 TICKS_A_LEASE = 4
 # How often a gateway looks for turns whose owner is no more.
 SCAN_S = 0.25
+# Between two tries to take a turn out of the journal.
+FORGET_RETRY_S = 0.5
 # Between two looks whether the turn of an idempotency key has begun.
 CLAIM_LOOK_S = 0.05
 CLAIM_PATIENCE_S = 5.0
@@ -37,6 +39,8 @@ UNWRITTEN_S_MAX = 60.0
 
 MS = 1000
 T = TypeVar("T")
+# An account's idempotency key, and what it stands for.
+Claimed = tuple[str, str, Claim]
 
 log = structlog.get_logger()
 
@@ -63,7 +67,8 @@ class Turns:
         self._planner, self._means, self._store = planner, means, store
         self._owner = f"{owner}.{ULID()}"
         self._runs: dict[str, Run] = {}
-        self._adopting: set[str] = set()
+        # Turns that are being adopted, or taken out of the journal.
+        self._changing: set[str] = set()
         self._is_closing = False
 
     # -- what the faces ask for --------------------------------------------------------------
@@ -80,14 +85,17 @@ class Turns:
         Raises:
             MeshError: with a reason of chat.v1.Reason: nothing runs and nothing is charged.
         """
+        claim: Claimed | None = None
         try:
             if key:
-                caller = await self._claimed(caller, key, digest)
+                found = await self._claimed(caller, key, digest)
+                claim = (caller.account_id, key, found)
+                caller = replace(caller, turn_id=found.turn_id)
             if run := self._runs.get(caller.turn_id):
                 return self._following(run.plan, Cursor())
             if key and await self._is_known(caller.turn_id):
                 return await self.follow(caller.turn_id, caller.account_id, "")
-            plan = await self._planned(ask, caller, key)
+            plan = await self._planned(ask, caller, claim)
         except MeshError as error:
             metrics.TURNS.labels(error.reason.lower() or "internal_error").inc()
             raise
@@ -95,9 +103,8 @@ class Turns:
             metrics.TURNS.labels("cancelled").inc()
             raise
         if caller.turn_id not in self._runs:
-            account_key = (caller.account_id, key) if key else None
             run = Run(plan, self._means, self._owner)
-            self._own(run, account_key)
+            self._own(run, claim)
             if plan.stored.background:  # whoever was promised an answer finds it at every gateway
                 await run.recording.opened()
         return self._following(plan, Cursor())
@@ -166,34 +173,28 @@ class Turns:
         Raises:
             JournalAway: the next look finds out.
         """
-        turn_id = head.turn_id
-        if self._is_closing or turn_id in self._adopting or head.state != RUNNING:
+        if self._is_closing or head.turn_id in self._changing or head.state != RUNNING:
             return None
-        if head.owner != self._owner and await self._store.alive_s(head.owner):
-            return None
-        self._adopting.add(turn_id)
+        self._changing.add(head.turn_id)
         try:
-            if not await self._store.adopt(head, self._owner):
-                return None
-            plan, batches = await self._read(turn_id)
-            run = Run(plan, self._means, self._owner, head, batches)
-            run.redraws = plan.redraws and await self._planner.is_served_as_planned(plan)
+            return None if await self._lives(head) else await self._adopted(head)
         finally:
-            self._adopting.discard(turn_id)
+            self._changing.discard(head.turn_id)
+
+    async def _adopted(self, head: Head) -> Run | None:
+        turn_id = head.turn_id
+        if not await self._store.adopt(head, self._owner):
+            return None
+        plan = Plan.read(await self._store.plan(turn_id))
+        batches = await self._store.batches(turn_id)
+        run = Run(plan, self._means, self._owner, head, batches)
+        run.redraws = plan.redraws and await self._planner.is_served_as_planned(plan)
         metrics.TURNS_ADOPTED.inc()
         log.info("turn_adopted", turn_id=turn_id, epoch=head.epoch + 1, number=head.number)
         self._own(run)
         if head.is_stopped:
             run.stop()
         return run
-
-    async def _read(self, turn_id: str) -> tuple[Plan, list[bytes]]:
-        """A turn that is ours now; if it is not read, nobody else will."""
-        while True:
-            with contextlib.suppress(JournalAway):
-                plan = Plan.read(await self._store.plan(turn_id))
-                return plan, await self._store.batches(turn_id)
-            await asyncio.sleep(SCAN_S)
 
     def run_of(self, turn_id: str) -> Run | None:
         """The turn, if it runs here."""
@@ -235,9 +236,19 @@ class Turns:
         while True:
             await asyncio.sleep(SCAN_S)
             with contextlib.suppress(JournalAway):
-                for turn_id in await self._store.orphans(self._means.limits.adoption_count_max):
+                count_max = self._means.limits.adoption_count_max
+                for turn_id in await self._store.orphans(self._owner, count_max):
+                    if self.run_of(turn_id) or turn_id in self._changing:
+                        continue
                     if head := await self._store.head(turn_id):
                         await self.adopt(head)
+
+    async def _lives(self, head: Head) -> bool:
+        """Whether another gateway runs a turn that does not run here.
+
+        One that is said to be ours was adopted and we never heard, or the journal lost its end.
+        """
+        return head.owner != self._owner and await self._store.alive_s(head.owner) > 0
 
     async def _stop_elsewhere(self, turn_id: str) -> None:
         await self._store.stop(turn_id)
@@ -250,14 +261,14 @@ class Turns:
             if run := self._runs.get(turn_id):
                 run.stop()
 
-    def _own(self, run: Run, account_key: tuple[str, str] | None = None) -> None:
+    def _own(self, run: Run, claim: Claimed | None = None) -> None:
         self._runs[run.plan.turn_id] = run
-        run.start(lambda: self._ended(run, account_key))
+        run.start(lambda: self._ended(run, claim))
 
-    def _ended(self, run: Run, account_key: tuple[str, str] | None) -> None:
+    def _ended(self, run: Run, claim: Claimed | None) -> None:
         """Lets go of a turn when it has ended and is written, or will never be."""
         if not run.has_started and not run.log.is_moved:
-            work = self._leave_no_trace(run.plan.turn_id, account_key)
+            work = self._leave_no_trace(run.plan.turn_id, claim)
             self._means.background.start(work, "forget_turn")
         if run.recording.has_news and run.has_started and not self._is_closing:
             loop = asyncio.get_running_loop()
@@ -270,53 +281,60 @@ class Turns:
         if self._runs.get(run.plan.turn_id) is run:
             del self._runs[run.plan.turn_id]
 
-    async def _leave_no_trace(self, turn_id: str, account_key: tuple[str, str] | None) -> None:
+    async def _leave_no_trace(self, turn_id: str, claim: Claimed | None) -> None:
         """A turn that nothing came of may be tried again under the same key."""
-        with contextlib.suppress(JournalAway):
-            if account_key:
-                await self._store.disclaim(*account_key, turn_id)
-            await self._store.forget(turn_id, self._owner)
+        self._changing.add(turn_id)
+        try:
+            while True:
+                with contextlib.suppress(JournalAway):
+                    await self._store.forget(turn_id, self._owner)
+                    if claim:
+                        await self._store.disclaim(*claim)
+                    return
+                await asyncio.sleep(FORGET_RETRY_S)
+        finally:
+            self._changing.discard(turn_id)
 
     # -- parts -------------------------------------------------------------------------------
 
     def _following(self, plan: Plan, cursor: Cursor) -> Following:
-        return Following(plan, cursor, self._store, self.run_of, self.adopt)
+        return Following(
+            plan, cursor, self._store, run_of=self.run_of, lives=self._lives, adopt=self.adopt
+        )
 
-    async def _planned(self, ask: Ask, caller: Caller, key: str) -> Plan:
+    async def _planned(self, ask: Ask, caller: Caller, claim: Claimed | None) -> Plan:
         try:
             return await self._planner.plan(ask, caller)
         except BaseException:
-            if key:
-                account_key = (caller.account_id, key)
-                work = self._leave_no_trace(caller.turn_id, account_key)
+            if claim:
+                work = self._leave_no_trace(caller.turn_id, claim)
                 self._means.background.start(work, "forget_turn")
             raise
 
-    async def _claimed(self, caller: Caller, key: str, digest: str) -> Caller:
-        """The caller with the turn that the key names; waits until it has begun.
+    async def _claimed(self, caller: Caller, key: str, digest: str) -> Claim:
+        """The claim that the key stands for: ours, or that of a turn that has begun.
 
         Raises:
             MeshError: IDEMPOTENCY_KEY_REUSED; SERVICE_UNAVAILABLE: without the journal nobody
                 knows what the key names.
         """
-        end = asyncio.get_running_loop().time() + CLAIM_PATIENCE_S
-        mine = Claim(caller.turn_id, digest, self._owner)
+        account_id, end = caller.account_id, asyncio.get_running_loop().time() + CLAIM_PATIENCE_S
+        mine = Claim(caller.turn_id, digest, self._owner, holder=caller.turn_id)
         while True:
-            found = await self._asked(self._store.claim(caller.account_id, key, mine))
+            found = await self._asked(self._store.claim(account_id, key, mine))
             if found.digest != digest:
                 message = "This idempotency key was used for another request; use a new one."
                 param = "idempotency_key"
                 raise public(errors.IDEMPOTENCY_KEY_REUSED, message, param=param)
-            caller = replace(caller, turn_id=found.turn_id)
-            is_over = asyncio.get_running_loop().time() > end
-            if found.turn_id == mine.turn_id or is_over or self.run_of(found.turn_id):
-                return caller
-            if await self._is_known(found.turn_id):
-                return caller
+            if found == mine or self.run_of(found.turn_id) or await self._is_known(found.turn_id):
+                return found
             # Another request is planning it, or died with its gateway while it did.
-            if not await self._asked(self._store.alive_s(found.owner)):
-                return caller
-            await asyncio.sleep(CLAIM_LOOK_S)
+            mine = replace(mine, turn_id=found.turn_id)
+            is_over = asyncio.get_running_loop().time() > end
+            if is_over or not await self._asked(self._store.alive_s(found.owner)):
+                await self._asked(self._store.reclaim(account_id, key, found, mine))
+            else:
+                await asyncio.sleep(CLAIM_LOOK_S)
 
     async def _plan_of(self, turn_id: str, account_id: str) -> Plan:
         """The plan of one of the account's turns. An id is no credential: others have none."""

@@ -40,50 +40,59 @@ OWNERS = "cm:owners"
 RUNNING_MARGIN_S = 3_600
 MS = 1000
 
-# KEYS head, log. ARGV owner, epoch, number, batch, state, time to live (s), [plan, account, epochs]
-# Answer: outcome (0 fenced, 1 written, 2 lost), listeners, whether it is to be stopped, bytes.
+# KEYS head, log. ARGV owner, epoch, serial, number, batch, state, time to live (s), [plan, account,
+# epochs]. Answer: outcome (0 fenced, 1 written, 2 lost), listeners, whether it is to be stopped,
+# bytes. A write that is late, for a later one of its owner was here, is taken for written: what it
+# brought is there, and nobody waits for its answer any more. A head of an earlier epoch than that
+# of the write is one that lost an adoption: the later owner writes the whole.
 PUT = """
-local head = redis.call('HMGET', KEYS[1], 'owner', 'epoch', 'state', 'stopped', 'number')
-local again = head[3] == ARGV[5] and head[5] == ARGV[3]
-if head[1] and (head[1] ~= ARGV[1] or head[2] ~= ARGV[2]
-                or (head[3] ~= 'running' and not again)) then
-  return {0, 0, 0, 0}
+local head = redis.call('HMGET', KEYS[1], 'owner', 'epoch', 'state', 'stopped', 'serial')
+local age = head[1] and tonumber(ARGV[2]) - tonumber(head[2])
+if head[1] and (age < 0 or (age == 0 and head[1] ~= ARGV[1])) then return {0, 0, 0, 0} end
+if age == 0 and tonumber(head[5]) >= tonumber(ARGV[3]) then
+  return {1, 0, head[4] and 1 or 0, tonumber(redis.call('HGET', KEYS[1], 'bytes'))}
 end
-local bytes = #ARGV[4] + #ARGV[7]
-redis.call('HSET', KEYS[1], 'owner', ARGV[1], 'epoch', ARGV[2], 'number', ARGV[3],
-           'state', ARGV[5], 'plan', ARGV[7], 'account', ARGV[8], 'epochs', ARGV[9],
-           'bytes', bytes)
-redis.call('HINCRBY', KEYS[1], 'puts', 1)
+if head[1] and head[3] ~= 'running' then return {0, 0, 0, 0} end
+local bytes = #ARGV[5] + #ARGV[8]
+redis.call('HSET', KEYS[1], 'owner', ARGV[1], 'epoch', ARGV[2], 'serial', ARGV[3],
+           'number', ARGV[4], 'state', ARGV[6], 'plan', ARGV[8], 'account', ARGV[9],
+           'epochs', ARGV[10], 'bytes', bytes)
 redis.call('DEL', KEYS[2])
-redis.call('RPUSH', KEYS[2], ARGV[4])
-redis.call('EXPIRE', KEYS[1], ARGV[6])
-redis.call('EXPIRE', KEYS[2], ARGV[6])
-return {1, redis.call('PUBLISH', KEYS[1], ARGV[3]), head[4] and 1 or 0, bytes}
+redis.call('RPUSH', KEYS[2], ARGV[5])
+redis.call('EXPIRE', KEYS[1], ARGV[7])
+redis.call('EXPIRE', KEYS[2], ARGV[7])
+return {1, redis.call('PUBLISH', KEYS[1], ARGV[4]), head[4] and 1 or 0, bytes}
 """
 
-# As PUT, without what stands in brackets and with the number it goes on from at the end.
+# As PUT, without what stands in brackets.
 APPEND = """
-local head = redis.call('HMGET', KEYS[1], 'owner', 'epoch', 'state', 'stopped', 'number')
+local head = redis.call('HMGET', KEYS[1], 'owner', 'epoch', 'state', 'stopped', 'serial')
 if not head[1] then return {2, 0, 0, 0} end
-if head[1] ~= ARGV[1] or head[2] ~= ARGV[2] then return {0, 0, 0, 0} end
-local again = head[5] == ARGV[3] and head[3] == ARGV[5]
-if not again then
-  if head[5] ~= ARGV[7] or head[3] ~= 'running' then return {2, 0, 0, 0} end
-  redis.call('HSET', KEYS[1], 'number', ARGV[3], 'state', ARGV[5])
-  redis.call('HINCRBY', KEYS[1], 'bytes', #ARGV[4])
-  redis.call('RPUSH', KEYS[2], ARGV[4])
+local age = tonumber(ARGV[2]) - tonumber(head[2])
+if age > 0 then return {2, 0, 0, 0} end
+if age < 0 or head[1] ~= ARGV[1] then return {0, 0, 0, 0} end
+local listeners = 0
+if tonumber(head[5]) < tonumber(ARGV[3]) then
+  if tonumber(head[5]) + 1 ~= tonumber(ARGV[3]) or head[3] ~= 'running' then
+    return {2, 0, 0, 0}
+  end
+  redis.call('HSET', KEYS[1], 'serial', ARGV[3], 'number', ARGV[4], 'state', ARGV[6])
+  redis.call('HINCRBY', KEYS[1], 'bytes', #ARGV[5])
+  redis.call('RPUSH', KEYS[2], ARGV[5])
+  redis.call('EXPIRE', KEYS[1], ARGV[7])
+  redis.call('EXPIRE', KEYS[2], ARGV[7])
+  listeners = redis.call('PUBLISH', KEYS[1], ARGV[4])
 end
-redis.call('EXPIRE', KEYS[1], ARGV[6])
-redis.call('EXPIRE', KEYS[2], ARGV[6])
-return {1, redis.call('PUBLISH', KEYS[1], ARGV[3]), head[4] and 1 or 0,
-        tonumber(redis.call('HGET', KEYS[1], 'bytes'))}
+return {1, listeners, head[4] and 1 or 0, tonumber(redis.call('HGET', KEYS[1], 'bytes'))}
 """
 
-# KEYS head. ARGV owner and epoch as they were seen, new owner.
+# KEYS head. ARGV owner and epoch as they were seen, new owner. Repeatable.
 ADOPT = """
 local head = redis.call('HMGET', KEYS[1], 'owner', 'epoch', 'state', 'number', 'epochs')
-if head[1] ~= ARGV[1] or head[2] ~= ARGV[2] or head[3] ~= 'running' then return 0 end
-redis.call('HSET', KEYS[1], 'owner', ARGV[3], 'epoch', head[2] + 1,
+if head[3] ~= 'running' then return 0 end
+if head[1] == ARGV[3] and tonumber(head[2]) == ARGV[2] + 1 then return 1 end
+if head[1] ~= ARGV[1] or head[2] ~= ARGV[2] then return 0 end
+redis.call('HSET', KEYS[1], 'owner', ARGV[3], 'epoch', head[2] + 1, 'serial', 0,
            'epochs', head[5] .. head[4] .. ' ')
 redis.call('PUBLISH', KEYS[1], head[4])
 return 1
@@ -105,10 +114,14 @@ redis.call('DEL', KEYS[1], KEYS[2])
 return 1
 """
 
-# KEYS claim. ARGV the turn.
+# KEYS claim. ARGV claim, [what stands there instead, time to live (s)].
 DISCLAIM = """
-local claim = redis.call('GET', KEYS[1])
-if claim and cjson.decode(claim)[1] == ARGV[1] then redis.call('DEL', KEYS[1]) end
+if redis.call('GET', KEYS[1]) == ARGV[1] then redis.call('DEL', KEYS[1]) end
+return 1
+"""
+RECLAIM = """
+if redis.call('GET', KEYS[1]) ~= ARGV[1] then return 0 end
+redis.call('SET', KEYS[1], ARGV[2], 'EX', ARGV[3])
 return 1
 """
 
@@ -135,7 +148,7 @@ return gone
 """
 
 OUTCOMES = {0: Outcome.FENCED, 1: Outcome.WRITTEN, 2: Outcome.LOST}
-HEAD_FIELDS = ("account", "owner", "epoch", "number", "state", "epochs", "stopped", "puts")
+HEAD_FIELDS = ("account", "owner", "epoch", "number", "state", "epochs", "stopped")
 
 
 def head_key(turn_id: str) -> str:
@@ -153,6 +166,11 @@ def claim_key(account_id: str, key: str) -> str:
     return "cm:idem:" + sha256(f"{account_id}\0{key}".encode()).hexdigest()
 
 
+def claim_text(claim: Claim) -> str:
+    """A claim as it stands under its key."""
+    return json.dumps([claim.turn_id, claim.digest, claim.owner, claim.holder])
+
+
 class RedisJournal:
     """A `JournalStore`; values are bytes, so the client must not decode."""
 
@@ -161,7 +179,7 @@ class RedisJournal:
         self._channels = Channels(client)
         self._running_s = int(limits.turn_duration_s_max) + RUNNING_MARGIN_S
         names = {"put": PUT, "append": APPEND, "adopt": ADOPT, "stop": STOP}
-        names |= {"forget": FORGET, "disclaim": DISCLAIM, "keep": KEEP}
+        names |= {"forget": FORGET, "disclaim": DISCLAIM, "reclaim": RECLAIM, "keep": KEEP}
         self._ended: list[tuple[Write, int]] = []
         self._scripts = {name: client.register_script(text) for name, text in names.items()}
 
@@ -177,9 +195,10 @@ class RedisJournal:
     def _write(self, write: Write) -> tuple[str, list[str], list[Any]]:
         keys = [head_key(write.turn_id), head_key(write.turn_id) + ":log"]
         ttl_s = self._running_s if write.state == RUNNING else self._limits.turn_retention_s
-        values = [write.owner, write.epoch, write.number, write.batch, write.state, ttl_s]
-        if write.after is not None:
-            return "append", keys, [*values, write.after]
+        values: list[Any] = [write.owner, write.epoch, write.serial, write.number]
+        values += [write.batch, write.state, ttl_s]
+        if not write.is_whole:
+            return "append", keys, values
         epochs = "".join(f"{number} " for number in write.epoch_numbers)
         return "put", keys, [*values, write.plan, write.account_id, epochs]
 
@@ -189,7 +208,7 @@ class RedisJournal:
         key = owner_key(write.owner) + ":turns"
         if write.state != RUNNING:
             return ("SREM", key, write.turn_id)
-        return ("SADD", key, write.turn_id) if write.after is None else None
+        return ("SADD", key, write.turn_id) if write.is_whole else None
 
     async def tidy(self) -> None:
         """Files what ended since the last time; where it is too much, the oldest goes."""
@@ -219,7 +238,7 @@ class RedisJournal:
     async def head(self, turn_id: str) -> Head | None:
         """One round trip."""
         found = await self._timed(self._client.hmget(head_key(turn_id), HEAD_FIELDS))
-        account, owner, epoch, number, state, epochs, stopped, puts = found
+        account, owner, epoch, number, state, epochs, stopped = found
         if owner is None:
             return None
         return Head(
@@ -231,7 +250,6 @@ class RedisJournal:
             state=state.decode(),
             epoch_numbers=tuple(int(each) for each in epochs.split()),
             is_stopped=stopped is not None,
-            put_count=int(puts),
         )
 
     async def plan(self, turn_id: str) -> bytes:
@@ -280,31 +298,35 @@ class RedisJournal:
         left_ms: int = await self._timed(self._client.pttl(owner_key(owner)))
         return max(0, left_ms) / MS
 
-    async def orphans(self, count_max: int) -> list[str]:
+    async def orphans(self, owner: str, count_max: int) -> list[str]:
         """Looks at each owner that ever was."""
         orphans: list[str] = []
         for raw in await self._timed(self._client.smembers(OWNERS)):
-            owner = raw.decode()
-            if await self.alive_s(owner):
+            found = raw.decode()
+            if found != owner and await self.alive_s(found):
                 continue
-            key = owner_key(owner) + ":turns"
+            key = owner_key(found) + ":turns"
             turns = await self._timed(self._client.srandmember(key, count_max))
-            if not turns:
-                await self._timed(self._client.srem(OWNERS, owner))
+            if not turns and found != owner:
+                await self._timed(self._client.srem(OWNERS, found))
             orphans += [turn.decode() for turn in turns or ()]
         return orphans
 
     async def claim(self, account_id: str, key: str, claim: Claim) -> Claim:
         """Sets the key if it is free."""
-        name, value = claim_key(account_id, key), [claim.turn_id, claim.digest, claim.owner]
-        ttl_s = self._running_s
-        await self._timed(self._client.set(name, json.dumps(value), nx=True, ex=ttl_s))
+        name, ttl_s = claim_key(account_id, key), self._running_s
+        await self._timed(self._client.set(name, claim_text(claim), nx=True, ex=ttl_s))
         stands = await self._timed(self._client.get(name))
         return Claim(*json.loads(stands)) if stands else claim
 
-    async def disclaim(self, account_id: str, key: str, turn_id: str) -> None:
-        """Deletes the key if it names the turn."""
-        await self._run("disclaim", [claim_key(account_id, key)], [turn_id])
+    async def reclaim(self, account_id: str, key: str, old: Claim, claim: Claim) -> bool:
+        """Compares and sets."""
+        values = [claim_text(old), claim_text(claim), self._running_s]
+        return bool(await self._run("reclaim", [claim_key(account_id, key)], values))
+
+    async def disclaim(self, account_id: str, key: str, claim: Claim) -> None:
+        """Deletes the key if the claim stands."""
+        await self._run("disclaim", [claim_key(account_id, key)], [claim_text(claim)])
 
     async def mark_read(self, turn_id: str, lease_ms: int) -> None:
         """A key that expires."""

@@ -15,6 +15,8 @@ from gateway.turn.journal import RUNNING, Claim, Head, JournalAway, Outcome, Wri
 class Stored:
     head: Head
     plan: bytes
+    # The last write of the owner in its epoch.
+    serial: int = 0
     batches: list[bytes] = field(default_factory=list)
 
 
@@ -44,7 +46,15 @@ class MemoryJournal:
 
     def write_one(self, write: Write) -> Written:
         found = self.turns.get(write.turn_id)
-        outcome = self._put(found, write) if write.after is None else self._append(found, write)
+        # How much later the writer's epoch is than that of the head.
+        age = write.epoch - found.head.epoch if found else 0
+        if found and (age < 0 or (age == 0 and found.head.owner != write.owner)):
+            return Written(Outcome.FENCED)
+        if found and age == 0 and found.serial >= write.serial:
+            return Written(Outcome.WRITTEN, is_stopped=found.head.is_stopped)
+        if found and age > 0 and not write.is_whole:
+            return Written(Outcome.LOST)
+        outcome = self._put(found, write) if write.is_whole else self._append(found, write)
         if outcome is not Outcome.WRITTEN:
             return Written(outcome)
         for listener in self._listeners[write.turn_id]:
@@ -53,13 +63,8 @@ class MemoryJournal:
         return Written(outcome, bool(self._listeners[write.turn_id]), stopped)
 
     def _put(self, found: Stored | None, write: Write) -> Outcome:
-        if found:
-            head = found.head
-            again = (head.state, head.number) == (write.state, write.number)
-            if (head.owner, head.epoch) != (write.owner, write.epoch):
-                return Outcome.FENCED
-            if head.state != RUNNING and not again:
-                return Outcome.FENCED
+        if found and found.head.state != RUNNING:
+            return Outcome.FENCED
         head = Head(
             turn_id=write.turn_id,
             account_id=write.account_id,
@@ -69,23 +74,16 @@ class MemoryJournal:
             state=write.state,
             epoch_numbers=tuple(write.epoch_numbers),
             is_stopped=found.head.is_stopped if found else False,
-            put_count=found.head.put_count + 1 if found else 1,
         )
-        self.turns[write.turn_id] = Stored(head, write.plan, [write.batch])
+        self.turns[write.turn_id] = Stored(head, write.plan, write.serial, [write.batch])
         return Outcome.WRITTEN
 
     @staticmethod
     def _append(found: Stored | None, write: Write) -> Outcome:
-        if found is None:
+        if found is None or found.serial + 1 != write.serial or found.head.state != RUNNING:
             return Outcome.LOST
-        head = found.head
-        if (head.owner, head.epoch) != (write.owner, write.epoch):
-            return Outcome.FENCED
-        if (head.number, head.state) == (write.number, write.state):
-            return Outcome.WRITTEN
-        if head.number != write.after or head.state != RUNNING:
-            return Outcome.LOST
-        found.head = replace(head, number=write.number, state=write.state)
+        found.head = replace(found.head, number=write.number, state=write.state)
+        found.serial = write.serial
         found.batches.append(write.batch)
         return Outcome.WRITTEN
 
@@ -113,9 +111,11 @@ class MemoryJournal:
         if found is None or found.head.state != RUNNING:
             return False
         now = found.head
+        if (now.owner, now.epoch) == (owner, head.epoch + 1):
+            return True
         if (now.owner, now.epoch) != (head.owner, head.epoch):
             return False
-        numbers = (*now.epoch_numbers, now.number)
+        numbers, found.serial = (*now.epoch_numbers, now.number), 0
         found.head = replace(now, owner=owner, epoch=now.epoch + 1, epoch_numbers=numbers)
         return True
 
@@ -144,13 +144,16 @@ class MemoryJournal:
         self._check()
         return max(0.0, self.alive_until.get(owner, 0.0) - self._now())
 
-    async def orphans(self, count_max: int) -> list[str]:
+    async def orphans(self, owner: str, count_max: int) -> list[str]:
         self._check()
         found = [
             stored.head.turn_id
             for stored in self.turns.values()
             if stored.head.state == RUNNING
-            and self.alive_until.get(stored.head.owner, 0.0) <= self._now()
+            and (
+                stored.head.owner == owner
+                or self.alive_until.get(stored.head.owner, 0.0) <= self._now()
+            )
         ]
         return found[:count_max]
 
@@ -158,10 +161,16 @@ class MemoryJournal:
         self._check()
         return self.claims.setdefault((account_id, key), claim)
 
-    async def disclaim(self, account_id: str, key: str, turn_id: str) -> None:
+    async def reclaim(self, account_id: str, key: str, old: Claim, claim: Claim) -> bool:
         self._check()
-        claim = self.claims.get((account_id, key))
-        if claim and claim.turn_id == turn_id:
+        if self.claims.get((account_id, key)) != old:
+            return False
+        self.claims[account_id, key] = claim
+        return True
+
+    async def disclaim(self, account_id: str, key: str, claim: Claim) -> None:
+        self._check()
+        if self.claims.get((account_id, key)) == claim:
             del self.claims[account_id, key]
 
     async def mark_read(self, turn_id: str, lease_ms: int) -> None:
