@@ -1,6 +1,6 @@
 # The verbs of chatmesh. Everything lives in this folder: .venv, .chatmesh (state), build.
 .DEFAULT_GOAL := help
-.PHONY: help run up down test check format proto bench bench-engine clean
+.PHONY: help run up down test check format proto bench bench-engine chaos clean
 
 PYTHON ?= python3
 BIN := .venv/bin
@@ -79,6 +79,9 @@ bench: .venv/dev.stamp .venv-bench/litellm.stamp ## measure against the LiteLLM 
 
 bench-engine: .venv/dev.stamp ## measure the torch engine against llama.cpp, vLLM and others (BENCH="--rounds 3" …)
 	$(BIN)/python -m tests.bench.engine $(BENCH)
+
+chaos: .venv/dev.stamp ## kill and pause processes under resuming clients for 10 minutes (CHAOS="--seconds 60" …)
+	$(BIN)/python -m tests.chaos $(CHAOS)
 
 clean: ## remove what was installed, built and cached; keeps .chatmesh (the data)
 	rm -rf .venv .venv-bench build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -5,17 +5,22 @@ import sys
 
 from billing_svc.account_service import AccountAdminService, KeyService
 from billing_svc.account_store import AccountStore
-from billing_svc.consumer import UsageConsumer, connect
+from billing_svc.audit_job import AuditJob
+from billing_svc.audit_service import AuditService
+from billing_svc.audit_store import AuditStore
+from billing_svc.consumer import UsageConsumer
 from billing_svc.jobs import Jobs
 from billing_svc.ledger_store import LedgerStore
 from billing_svc.price_file import PriceFile
 from billing_svc.prices import PriceListError
 from billing_svc.quota_store import QuotaStore
+from billing_svc.repair_store import RepairStore
 from billing_svc.service import QuotaService, UsageService
 from billing_svc.settings import Settings
 from billing_svc.store import Store
 from chatmesh.billing.v1 import billing_pb2_grpc as rpc
 from mesh.chassis import Node, run
+from mesh.chassis.redis_client import connect
 
 
 async def start(node: Node) -> None:
@@ -23,11 +28,13 @@ async def start(node: Node) -> None:
     settings = Settings()  # type: ignore[call-arg]  # the environment fills it
     prices = PriceFile(settings.prices)
     store = await Store.open(settings.database_url, settings.connection_count_max)
-    redis = connect(settings.redis_url)
+    redis = connect(settings.redis_url, name=node.instance)
     accounts = AccountStore(store, settings.budgets)
     quota, ledger = QuotaStore(store), LedgerStore(store)
     consumer = UsageConsumer(redis, ledger, node.instance)
     jobs = Jobs(quota, ledger, consumer, settings)
+    audits = AuditStore(store, settings.audit_bounds)
+    repairs = RepairStore(store, settings.audit_bounds)
     serving = asyncio.ensure_future(
         node.serve(
             [
@@ -35,11 +42,12 @@ async def start(node: Node) -> None:
                 (rpc.add_AccountAdminServiceServicer_to_server, AccountAdminService(accounts)),
                 (rpc.add_QuotaServiceServicer_to_server, QuotaService(quota, prices)),
                 (rpc.add_UsageServiceServicer_to_server, UsageService(ledger, prices)),
+                (rpc.add_AuditServiceServicer_to_server, AuditService(audits, repairs)),
             ]
         )
     )
-    background = [asyncio.ensure_future(work) for work in (consumer.run(), jobs.run())]
-    background.append(asyncio.ensure_future(prices.watch()))
+    work = (consumer.run(), jobs.run(), AuditJob(audits, settings).run(), prices.watch())
+    background = [asyncio.ensure_future(one) for one in work]
     try:
         # The background never ends by itself: if it does, the process must fall, to be restarted.
         done, _ = await asyncio.wait([serving, *background], return_when=asyncio.FIRST_COMPLETED)

@@ -5,18 +5,22 @@ from typing import Any, TypeAlias
 
 import grpc
 
-from billing_svc import accounts, checks, pages
+from billing_svc import accounts, checks
 from billing_svc.account_store import AccountStore, NewKey
 from billing_svc.accounts import Account, Key
 from billing_svc.service import Clock, utc_now
 from chatmesh.billing.v1 import billing_pb2 as pb
 from chatmesh.billing.v1 import billing_pb2_grpc
+from chatmesh.content.v1.content_pb2 import Tier
+from mesh.chassis import pages
+from mesh.chassis.enums import words_of
 from mesh.chassis.errors import MeshError
 
 Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 
 PAGE_SIZE_DEFAULT, PAGE_SIZE_MAX = 20, 100
 DIGEST_BYTE_COUNT = 32
+TIERS = words_of(Tier)
 
 _REFUSALS = {
     "KEY_REVOKED": "This API key was revoked: create a new one.",
@@ -91,9 +95,9 @@ class AccountAdminService(billing_pb2_grpc.AccountAdminServiceServicer):
     ) -> pb.ListAccountsResponse:
         """See the contract."""
         size = pages.page_size(request.page_size, PAGE_SIZE_DEFAULT, PAGE_SIZE_MAX)
-        last = pages.id_after("accounts", request.page_token)
+        (last,) = pages.place_of(("accounts",), request.page_token, (str,)) or ("",)
         page, more = pages.cut(await self._store.list_accounts(last, size + 1), size)
-        token = pages.page_token("accounts", page[-1].account_id) if more else ""
+        token = pages.page_token(("accounts",), (page[-1].account_id,)) if more else ""
         return pb.ListAccountsResponse(accounts=map(_account, page), next_page_token=token)
 
     async def SetBudget(  # noqa: N802
@@ -136,10 +140,10 @@ class AccountAdminService(billing_pb2_grpc.AccountAdminServiceServicer):
         """See the contract."""
         size = pages.page_size(request.page_size, PAGE_SIZE_DEFAULT, PAGE_SIZE_MAX)
         account_id = checks.text("account_id", request.account_id, checks.ID_LENGTH_MAX)
-        name = f"keys/{account_id}"
-        last = pages.id_after(name, request.page_token)
+        name = ("keys", account_id)
+        (last,) = pages.place_of(name, request.page_token, (str,)) or ("",)
         page, more = pages.cut(await self._store.list_keys(account_id, last, size + 1), size)
-        token = pages.page_token(name, page[-1].key_id) if more else ""
+        token = pages.page_token(name, (page[-1].key_id,)) if more else ""
         return pb.ListKeysResponse(keys=map(_key, page), next_page_token=token)
 
     async def RevokeKey(  # noqa: N802
@@ -160,8 +164,8 @@ def _refused(reason: str) -> MeshError:
 
 
 def _checked_tier(tier: int) -> int:
-    if tier not in pb.Tier.values() or tier == pb.TIER_UNSPECIFIED:
-        raise checks.bad_request("tier", "must be FREE, PRO, ENTERPRISE or ADMIN.")
+    if tier not in TIERS:
+        raise checks.bad_request("tier", f"must be one of {', '.join(TIERS.values())}.")
     return tier
 
 
@@ -190,7 +194,7 @@ def _account(account: Account) -> pb.Account:
     return pb.Account(
         id=account.account_id,
         name=account.name,
-        tier=pb.Tier.ValueType(account.tier),
+        tier=Tier.ValueType(account.tier),
         monthly_budget_nanousd=account.monthly_budget_nanousd,
         create_time=checks.stamp(account.create_time),
         jurisdiction=account.jurisdiction,

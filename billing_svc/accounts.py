@@ -14,7 +14,7 @@ PREFIX_LENGTH = 7
 
 @dataclass(frozen=True, slots=True)
 class Account:
-    """Who pays. `tier` is a number of billing.v1.Tier; a budget of -1 has no limit.
+    """Who pays. `tier` is a number of content.v1.Tier; a budget of -1 has no limit.
 
     `jurisdiction` is the country (ISO 3166-1 alpha-2) whose rules hold for it; empty: the default.
     """

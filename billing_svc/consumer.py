@@ -17,8 +17,6 @@ import asyncpg
 import redis.asyncio as redis
 import structlog
 from prometheus_client import Counter, Gauge, Histogram
-from redis.asyncio.retry import Retry
-from redis.backoff import NoBackoff
 from redis.exceptions import RedisError, ResponseError
 
 from billing_svc import usage_events
@@ -34,7 +32,6 @@ GROUP = "billing"
 GATHER_S = 0.25
 BATCH_EVENT_COUNT_MAX = 500
 BLOCK_MS = 1000
-CONNECT_TIMEOUT_S = 2.0
 # Of one batch, the blocking read and all statements included.
 STEP_TIMEOUT_S = 20.0
 BURY_TIMEOUT_S = 5.0
@@ -61,28 +58,12 @@ _lag = Histogram(
 Message = tuple[bytes, bytes | None]
 
 
-def connect(url: str) -> "redis.Redis":
-    """A client without timeouts and retries of its own.
-
-    With `socket_timeout` it sends through asyncio.wait_for, which in Python 3.11 can swallow a
-    cancellation (7 % of them, measured); our calls stand in asyncio.timeout instead. A retry inside
-    the client would leave a batch whose answer was lost unseen; `run` repeats it properly.
-    """
-    return redis.Redis.from_url(
-        url,
-        socket_timeout=None,
-        socket_connect_timeout=CONNECT_TIMEOUT_S,
-        socket_keepalive=True,
-        retry=Retry(NoBackoff(), 0),
-        protocol=2,
-    )
-
-
 class UsageConsumer:
     """Reads the stream for ever. One a process.
 
     Args:
-        client: made by `connect`.
+        client: without retries: one inside it would leave a batch whose answer was lost unseen;
+            `run` repeats it properly.
         store: the ledger.
         name: the consumer's, such as "billing-1"; after a restart it finds its own batch again.
         clock: the time of the entries.

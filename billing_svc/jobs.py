@@ -54,9 +54,9 @@ class Jobs:
         loop = asyncio.get_running_loop()
         while True:
             for job in (self.expire, self.reconcile, self.retry_waiting, self.bury_overdue):
-                await _guarded(job)
+                await guarded(job)
             if loop.time() - last_purge > PURGE_INTERVAL_S:
-                await _guarded(self.purge)
+                await guarded(self.purge)
                 last_purge = loop.time()
             await asyncio.sleep(self._settings.job_interval_s)
 
@@ -106,7 +106,8 @@ class Jobs:
         return count
 
 
-async def _guarded(job: Callable[[dt.datetime], Awaitable[int]]) -> None:
+async def guarded(job: Callable[[dt.datetime], Awaitable[int]]) -> None:
+    """Runs a job; a store that is away makes it fail and be counted, no more."""
     try:
         await job(dt.datetime.now(dt.UTC))
     except (MeshError, RedisError, OSError, TimeoutError, asyncpg.PostgresError) as error:

@@ -10,15 +10,9 @@ import asyncpg
 from billing_svc import ledger
 from billing_svc.ledger import Billed, Entry, Kind, Usage
 from billing_svc.quota_store import month_of
-from billing_svc.store import (
-    TURN_COLUMNS,
-    Connection,
-    Store,
-    change_balances,
-    turn_of,
-    update_turns,
-)
+from billing_svc.store import Connection, Store, change_balances
 from billing_svc.turn import Turn
+from billing_svc.turn_rows import TURN_COLUMNS, turn_of, update_turns
 
 RECONCILE_TURN_COUNT_MAX = 200
 PENDING_EVENT_COUNT_MAX = 500
@@ -175,7 +169,7 @@ class LedgerStore:
                 " AND ($3 = '' OR turn_id = $3) ORDER BY entry_id LIMIT $4",
                 *(account_id, after_id, turn_id, count_max),
             )
-        return [LedgerRow(row["entry_id"], _entry_of(row), row["create_time"]) for row in rows]
+        return list(map(row_of, rows))
 
 
 async def _lock_turns(connection: Connection, turn_ids: Iterable[str]) -> dict[str, Turn]:
@@ -209,7 +203,7 @@ async def _write(connection: Connection, results: Sequence[Billed], now: dt.date
         return
     month = month_of(now)
     await update_turns(connection, [result.turn for result in changed])
-    await _insert_entries(connection, [e for r in changed for e in r.entries], now)
+    await insert_entries(connection, [e for r in changed for e in r.entries], now)
     await change_balances(connection, _deltas(changed), month)
     await _add_totals(connection, changed, month)
 
@@ -224,18 +218,19 @@ def _deltas(results: Iterable[Billed]) -> dict[str, tuple[int, int]]:
     return deltas
 
 
-async def _insert_entries(
+async def insert_entries(
     connection: Connection, entries: Iterable[Entry], now: dt.datetime
 ) -> None:
+    """Writes entries; sums and balances are the caller's to keep."""
     await connection.executemany(
         "INSERT INTO billing.ledger (account_id, turn_id, choice_index, kind, first_position,"
-        " end_position, model, cost_nanousd, price_version, create_time, source)"
-        " VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11)",
+        " end_position, model, cost_nanousd, price_version, create_time, source, step, is_credit)"
+        " VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13)",
         [
             (
                 *(entry.account_id, entry.turn_id, entry.choice_index, int(entry.kind)),
                 *(entry.first, entry.end, entry.model, entry.cost_nanousd, entry.price_version),
-                *(now, entry.source),
+                *(now, entry.source, entry.step, entry.is_credit),
             )
             for entry in entries
         ],
@@ -277,8 +272,9 @@ async def _forget(connection: Connection, event_ids: Iterable[int]) -> None:
     )
 
 
-def _entry_of(row: asyncpg.Record) -> Entry:
-    return Entry(
+def row_of(row: asyncpg.Record) -> LedgerRow:
+    """The entry of a row of billing.ledger."""
+    entry = Entry(
         turn_id=row["turn_id"],
         account_id=row["account_id"],
         choice_index=row["choice_index"],
@@ -289,4 +285,7 @@ def _entry_of(row: asyncpg.Record) -> Entry:
         cost_nanousd=row["cost_nanousd"],
         price_version=row["price_version"],
         source=row["source"],
+        step=row["step"],
+        is_credit=row["is_credit"],
     )
+    return LedgerRow(row["entry_id"], entry, row["create_time"])

@@ -1,20 +1,14 @@
 """Holds in PostgreSQL."""
 
 import datetime as dt
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from billing_svc import quota
 from billing_svc.prices import Price
-from billing_svc.store import (
-    TURN_COLUMNS,
-    Connection,
-    Store,
-    change_balances,
-    turn_of,
-    update_turns,
-)
-from billing_svc.turn import Counts, Turn
+from billing_svc.store import Connection, Store, change_balances
+from billing_svc.turn import SettledCounts, Turn
+from billing_svc.turn_rows import TURN_COLUMNS, turn_of, update_turns
 
 SWEEP_TURN_COUNT_MAX = 500
 
@@ -91,13 +85,15 @@ class QuotaStore:
             await update_turns(connection, [after])
             return after
 
-    async def settle(self, turn_id: str, counts: Counts, now: dt.datetime) -> Turn | None:
-        """The settled turn; None: no such turn."""
+    async def settle(
+        self, turn_id: str, counts: Sequence[SettledCounts], now: dt.datetime
+    ) -> Turn | None:
+        """The turn, settled with the counts of its steps; None: no such turn."""
         return await self._change(turn_id, lambda turn: quota.settled(turn, counts, now), now)
 
     async def release(self, turn_id: str, now: dt.datetime) -> Turn | None:
         """The released turn; None: no such turn."""
-        return await self._change(turn_id, quota.released, now)
+        return await self._change(turn_id, lambda turn: quota.released(turn, now), now)
 
     async def expire(self, now: dt.datetime) -> int:
         """Frees what expired holds reserve; gives how many, at most SWEEP_TURN_COUNT_MAX."""
@@ -118,8 +114,14 @@ class QuotaStore:
         return len(turns)
 
     async def purge(self, before_turn_id: str) -> int:
-        """Forgets ended turns older than the ULID given; gives how many, in one bounded step."""
-        async with self._store.connection() as connection:
+        """Forgets ended turns older than the ULID given, and what the audit found of them.
+
+        Gives how many turns, in one bounded step.
+        """
+        async with self._store.transaction() as connection:
+            await connection.execute(
+                "DELETE FROM billing.audit_findings WHERE turn_id < $1", before_turn_id
+            )
             status = await connection.execute(
                 "DELETE FROM billing.turns WHERE turn_id IN (SELECT turn_id FROM billing.turns"
                 " WHERE turn_id < $1 AND state IN (3, 4, 5) LIMIT $2 FOR UPDATE SKIP LOCKED)",

@@ -7,14 +7,14 @@ from typing import Any, TypeAlias
 import grpc
 from prometheus_client import Counter
 
-from billing_svc import checks, pages, quota, usage_events
+from billing_svc import checks, quota, settlements, usage_events
 from billing_svc.ledger_store import LedgerRow, LedgerStore
 from billing_svc.price_file import PriceFile
 from billing_svc.quota_store import ExhaustedError, Held, QuotaStore
-from billing_svc.turn import Counts
 from billing_svc.usage_events import BadEventError
 from chatmesh.billing.v1 import billing_pb2 as pb
 from chatmesh.billing.v1 import billing_pb2_grpc
+from mesh.chassis import pages
 from mesh.chassis.errors import MeshError
 
 Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
@@ -31,6 +31,13 @@ _holds = Counter("chatmesh_billing_holds_total", "Holds asked for", ["outcome"])
 def utc_now() -> dt.datetime:
     """The clock of the running service."""
     return dt.datetime.now(dt.UTC)
+
+
+def _entry_id(text: str) -> int:
+    number = int(text)
+    if not 0 < number <= INT64_MAX:
+        raise ValueError("no ledger entry")
+    return number
 
 
 class QuotaService(billing_pb2_grpc.QuotaServiceServicer):
@@ -91,16 +98,7 @@ class QuotaService(billing_pb2_grpc.QuotaServiceServicer):
     async def Settle(self, request: pb.SettleRequest, context: Context) -> pb.SettleResponse:  # noqa: N802
         """See the contract."""
         turn_id = checks.turn_id(request.turn_id)
-        if request.cached_token_count > request.prompt_token_count:
-            raise checks.bad_request("cached_token_count", "must not be above the prompt's.")
-        if request.withheld_token_count > request.output_token_count:
-            raise checks.bad_request("withheld_token_count", "must not be above the output's.")
-        counts = Counts(
-            request.prompt_token_count,
-            request.cached_token_count,
-            request.output_token_count,
-            request.withheld_token_count,
-        )
+        counts = settlements.counts_of(request)
         turn = await self._store.settle(turn_id, counts, self._clock())
         if turn is None:
             raise _hold_not_found(turn_id)
@@ -143,11 +141,12 @@ class UsageService(billing_pb2_grpc.UsageServiceServicer):
         if balance is None:
             raise checks.account_not_found(account_id)
         totals = await self._store.totals(account_id, month)
+        # A month may have given back more than it charged; counts on the wire are not negative.
         return pb.GetUsageResponse(
             period=f"{month:%Y-%m}",
-            input_token_count=sum(total.input_token_count for total in totals),
-            cached_input_token_count=sum(total.cached_input_token_count for total in totals),
-            output_token_count=sum(total.output_token_count for total in totals),
+            input_token_count=max(0, sum(total.input_token_count for total in totals)),
+            cached_input_token_count=max(0, sum(t.cached_input_token_count for t in totals)),
+            output_token_count=max(0, sum(total.output_token_count for total in totals)),
             cost_nanousd=sum(total.cost_nanousd for total in totals),
             budget_nanousd=balance.monthly_budget_nanousd,
             held_nanousd=balance.reserved_nanousd,
@@ -155,9 +154,9 @@ class UsageService(billing_pb2_grpc.UsageServiceServicer):
             models=[
                 pb.ModelUsage(
                     model=total.model,
-                    input_token_count=total.input_token_count,
-                    cached_input_token_count=total.cached_input_token_count,
-                    output_token_count=total.output_token_count,
+                    input_token_count=max(0, total.input_token_count),
+                    cached_input_token_count=max(0, total.cached_input_token_count),
+                    output_token_count=max(0, total.output_token_count),
                     cost_nanousd=total.cost_nanousd,
                 )
                 for total in totals
@@ -171,12 +170,12 @@ class UsageService(billing_pb2_grpc.UsageServiceServicer):
         size = pages.page_size(request.page_size, LEDGER_PAGE_SIZE_DEFAULT, LEDGER_PAGE_SIZE_MAX)
         account_id = checks.text("account_id", request.account_id, checks.ID_LENGTH_MAX)
         turn_id = checks.turn_id(request.turn_id) if request.turn_id else ""
-        name = f"ledger/{account_id}/{turn_id}"
-        last = pages.number_after(name, request.page_token, INT64_MAX)
+        name = ("ledger", account_id, turn_id)
+        (last,) = pages.place_of(name, request.page_token, (_entry_id,)) or (0,)
         rows = await self._store.entries(account_id, turn_id, last, size + 1)
         page, more = pages.cut(rows, size)
-        token = pages.page_token(name, str(page[-1].entry_id)) if more else ""
-        return pb.ListLedgerResponse(entries=map(_entry, page), next_page_token=token)
+        token = pages.page_token(name, (str(page[-1].entry_id),)) if more else ""
+        return pb.ListLedgerResponse(entries=map(ledger_entry, page), next_page_token=token)
 
     async def GetPrices(  # noqa: N802
         self, request: pb.GetPricesRequest, context: Context
@@ -224,7 +223,8 @@ def _hold_not_found(turn_id: str) -> MeshError:
     )
 
 
-def _entry(row: LedgerRow) -> pb.LedgerEntry:
+def ledger_entry(row: LedgerRow) -> pb.LedgerEntry:
+    """An entry on the wire."""
     entry = row.entry
     return pb.LedgerEntry(
         id=row.entry_id,
@@ -238,4 +238,6 @@ def _entry(row: LedgerRow) -> pb.LedgerEntry:
         price_version=entry.price_version,
         create_time=checks.stamp(row.create_time),
         source=entry.source,
+        step=entry.step,
+        credit=entry.is_credit,
     )

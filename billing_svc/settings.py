@@ -1,9 +1,13 @@
 """What the environment says, checked at start."""
 
+import datetime as dt
 from pathlib import Path
 
 from pydantic import Field
 from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from billing_svc.audit import Bounds
+from chatmesh.content.v1 import content_pb2
 
 
 class Settings(BaseSettings):
@@ -31,12 +35,26 @@ class Settings(BaseSettings):
     turn_retention_days: int = Field(default=90, ge=1)
     job_interval_s: float = Field(default=1.0, gt=0)
 
+    # The audit of ended turns: how often, and when an unsettled one is a finding: after its hold
+    # expired (or its settlement, if the ledger still lacks some of it); while it is still open.
+    audit_interval_s: float = Field(default=2.0, gt=0)
+    audit_unsettled_s: float = Field(default=600.0, gt=0)
+    audit_unended_s: float = Field(default=86_400.0, gt=0)
+
+    @property
+    def audit_bounds(self) -> Bounds:
+        """When the audit stops waiting for a turn."""
+        return Bounds(
+            unsettled=dt.timedelta(seconds=self.audit_unsettled_s),
+            unended=dt.timedelta(seconds=self.audit_unended_s),
+        )
+
     @property
     def budgets(self) -> dict[int, int]:
-        """Default monthly budget by number of billing.v1.Tier."""
+        """Default monthly budget by number of content.v1.Tier."""
         return {
-            1: self.budget_free_nanousd,
-            2: self.budget_pro_nanousd,
-            3: self.budget_enterprise_nanousd,
-            4: self.budget_admin_nanousd,
+            content_pb2.TIER_FREE: self.budget_free_nanousd,
+            content_pb2.TIER_PRO: self.budget_pro_nanousd,
+            content_pb2.TIER_ENTERPRISE: self.budget_enterprise_nanousd,
+            content_pb2.TIER_ADMIN: self.budget_admin_nanousd,
         }

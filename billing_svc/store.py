@@ -1,210 +1,69 @@
-"""PostgreSQL: the pool, its failures as reasons, and turns as rows.
+"""PostgreSQL: the pool, its failures as reasons, and the balances.
 
 A connection is opened when it is needed, so the service starts before its store and comes back
 with it. Lock order everywhere: turns (by id), balances (by account), totals (by key).
 """
 
-import asyncio
 import contextlib
 import datetime as dt
-from collections.abc import AsyncIterator, Iterable, Iterator
-from typing import Any, TypeAlias
+from collections.abc import AsyncIterator
+from typing import TypeAlias
 
-import asyncpg
 import grpc
-import structlog
-from asyncpg.pool import PoolConnectionProxy
 
-from billing_svc.prices import Price
-from billing_svc.ranges import Ranges
-from billing_svc.turn import Counts, State, Turn
+from mesh.chassis import postgres
 from mesh.chassis.errors import MeshError
+from mesh.chassis.postgres import StoreUnavailableError
 
-Connection: TypeAlias = "PoolConnectionProxy[asyncpg.Record]"
+Connection: TypeAlias = postgres.Connection
 
 ACQUIRE_TIMEOUT_S = 1.5
 CONNECT_TIMEOUT_S = 1.0
 COMMAND_TIMEOUT_S = 2.5
-IDLE_TIMEOUT_S = 300.0
 RETRY_AFTER_S = 1.0
-# Answer c's position p stands in covered_output as c * 2^32 + p.
-_CHOICE_BITS = 32
-
-# What a store that is away, starting, stopping, full or overtaken by another does to a query.
-_UNAVAILABLE = (
-    OSError,
-    TimeoutError,
-    asyncpg.InterfaceError,
-    asyncpg.InternalClientError,
-    asyncpg.PostgresConnectionError,
-    asyncpg.OperatorInterventionError,
-    asyncpg.InsufficientResourcesError,
-    asyncpg.TransactionRollbackError,
-    asyncpg.ReadOnlySQLTransactionError,
-)
-
-log = structlog.get_logger()
-
-
-@contextlib.contextmanager
-def store_errors() -> Iterator[None]:
-    """Turns the failures of an unavailable store into STORE_UNAVAILABLE."""
-    try:
-        yield
-    except _UNAVAILABLE as error:
-        if isinstance(error, ValueError):  # a value asyncpg cannot encode: our fault, not away
-            raise
-        log.warning("store_unavailable", error=type(error).__name__)
-        raise MeshError(
-            grpc.StatusCode.UNAVAILABLE,
-            "STORE_UNAVAILABLE",
-            "The billing store does not answer; try again in a moment.",
-            retry_after_s=RETRY_AFTER_S,
-        ) from error
 
 
 class Store:
     """The pool. `connection()` for single statements, `transaction()` for several."""
 
-    def __init__(self, pool: "asyncpg.Pool[asyncpg.Record]") -> None:
+    def __init__(self, pool: postgres.Pool) -> None:
         self._pool = pool
 
     @classmethod
     async def open(cls, dsn: str, connection_count_max: int = 16) -> "Store":
         """Makes the pool; it connects at the first query, not here."""
-
-        async def keep(_: Any) -> None:
-            """No reset on release: it costs a round trip, and we leave no session state."""
-
-        pool = asyncpg.create_pool(
+        pool = await postgres.open_pool(
             dsn,
-            min_size=0,
-            max_size=connection_count_max,
-            timeout=CONNECT_TIMEOUT_S,
-            command_timeout=COMMAND_TIMEOUT_S,
-            max_inactive_connection_lifetime=IDLE_TIMEOUT_S,
-            reset=keep,
-            server_settings={"application_name": "billing", "jit": "off"},
+            name="billing",
+            connection_count_max=connection_count_max,
+            connect_timeout_s=CONNECT_TIMEOUT_S,
+            command_timeout_s=COMMAND_TIMEOUT_S,
         )
-        await pool
         return cls(pool)
 
     async def close(self) -> None:
         """Ends the connections; queries that run get a second."""
-        try:
-            await asyncio.wait_for(self._pool.close(), 1)
-        except TimeoutError:
-            self._pool.terminate()
+        await postgres.close_pool(self._pool)
 
     @contextlib.asynccontextmanager
     async def connection(self) -> AsyncIterator[Connection]:
         """A connection; MeshError STORE_UNAVAILABLE when there is none, or it fails inside."""
-        with store_errors():
-            async with self._pool.acquire(timeout=ACQUIRE_TIMEOUT_S) as connection:
-                try:
-                    yield connection
-                except asyncpg.InternalClientError:
-                    # The server's farewell came while it was idle, its end of file did not yet.
-                    connection.terminate()
-                    raise
+        try:
+            async with postgres.connection_of(self._pool, ACQUIRE_TIMEOUT_S) as connection:
+                yield connection
+        except StoreUnavailableError as error:
+            raise MeshError(
+                grpc.StatusCode.UNAVAILABLE,
+                "STORE_UNAVAILABLE",
+                "The billing store does not answer; try again in a moment.",
+                retry_after_s=RETRY_AFTER_S,
+            ) from error
 
     @contextlib.asynccontextmanager
     async def transaction(self) -> AsyncIterator[Connection]:
         """A transaction, committed at the end, rolled back on an exception."""
         async with self.connection() as connection, connection.transaction():
             yield connection
-
-
-TURN_COLUMNS = """
-    turn_id, account_id, model, price_version, input_nanousd, cached_input_nanousd, output_nanousd,
-    state, amount_nanousd, ledger_nanousd, expire_time, settle_time,
-    settled_prompt_count, settled_cached_count, settled_output_count, settled_withheld_count,
-    covered_input, covered_output, output_credit, ledger_period
-"""
-
-_UPDATE_TURN = """
-UPDATE billing.turns SET
-    state = $2, amount_nanousd = $3, reserved_nanousd = $4, ledger_nanousd = $5, expire_time = $6,
-    settle_time = $7, settled_prompt_count = $8, settled_cached_count = $9,
-    settled_output_count = $10, settled_withheld_count = $11, covered_input = $12,
-    covered_output = $13, output_credit = $14, ledger_period = $15
-WHERE turn_id = $1
-"""
-
-
-def turn_of(row: asyncpg.Record) -> Turn:
-    """The turn of a row with TURN_COLUMNS."""
-    counts = None
-    if row["settle_time"] is not None:
-        names = ("prompt", "cached", "output", "withheld")
-        counts = Counts(*(row[f"settled_{name}_count"] for name in names))
-    prices = (row["input_nanousd"], row["cached_input_nanousd"], row["output_nanousd"])
-    return Turn(
-        turn_id=row["turn_id"],
-        account_id=row["account_id"],
-        model=row["model"],
-        price=Price(*prices, version=row["price_version"]),
-        amount_nanousd=row["amount_nanousd"],
-        expire_time=row["expire_time"],
-        state=State(row["state"]),
-        ledger_nanousd=row["ledger_nanousd"],
-        settle_time=row["settle_time"],
-        counts=counts,
-        covered_input=_positions(row["covered_input"]),
-        covered_output=_answers(_positions(row["covered_output"])),
-        output_credit=row["output_credit"],
-        ledger_period=row["ledger_period"],
-    )
-
-
-async def update_turns(connection: Connection, turns: Iterable[Turn]) -> None:
-    """Writes turns whose rows are locked; one round trip."""
-    await connection.executemany(_UPDATE_TURN, [_row_of(turn) for turn in turns])
-
-
-def _row_of(turn: Turn) -> tuple[Any, ...]:
-    counts = turn.counts
-    settled = (counts.prompt, counts.cached, counts.output, counts.withheld) if counts else ()
-    return (
-        turn.turn_id,
-        int(turn.state),
-        turn.amount_nanousd,
-        turn.reserved_nanousd,
-        turn.ledger_nanousd,
-        turn.expire_time,
-        turn.settle_time,
-        *(settled or (None,) * 4),
-        _multirange(turn.covered_input),
-        _multirange(_flat(turn.covered_output)),
-        turn.output_credit,
-        turn.ledger_period,
-    )
-
-
-def _answers(flat: Ranges) -> tuple[Ranges, ...]:
-    answers: list[list[tuple[int, int]]] = []
-    for first, end in flat:
-        choice = first >> _CHOICE_BITS
-        answers += [[] for _ in range(choice + 1 - len(answers))]
-        offset = choice << _CHOICE_BITS
-        answers[choice].append((first - offset, end - offset))
-    return tuple(map(tuple, answers))
-
-
-def _flat(answers: tuple[Ranges, ...]) -> Ranges:
-    return tuple(
-        (first + (choice << _CHOICE_BITS), end + (choice << _CHOICE_BITS))
-        for choice, covered in enumerate(answers)
-        for first, end in covered
-    )
-
-
-def _positions(multirange: Iterable[Any]) -> Ranges:
-    return tuple((part.lower, part.upper) for part in multirange)
-
-
-def _multirange(covered: Ranges) -> list[Any]:
-    return [asyncpg.Range(first, end) for first, end in covered]
 
 
 async def change_balances(

@@ -4,16 +4,19 @@
       ├──release──> released          (settle still works: something was generated after all)
       └──time──> expired              (settle, and a repeated hold, still work)
 
-What a turn reserves of its account's budget follows from its state alone: see `reserved`.
+A turn may call a model more than once; each call is a step with a prompt and answers of its own.
+What a turn reserves of its account's budget follows from its state alone: see `reserved_nanousd`.
 """
 
 import datetime as dt
 import enum
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 from billing_svc import ranges
 from billing_svc.prices import Price
 from billing_svc.ranges import Ranges
+
+STEP_COUNT_MAX = 128
 
 
 class State(enum.IntEnum):
@@ -27,13 +30,64 @@ class State(enum.IntEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Counts:
-    """What the gateway counted, in tokens. Output includes the withheld ones."""
+class SettledCounts:
+    """What the gateway counted of one step, in tokens.
 
-    prompt: int
-    cached: int
-    output: int
+    Attributes:
+        output: generated; withheld and unsent ones included.
+        withheld: by safety.
+        unsent: neither released to a reader nor withheld.
+    """
+
+    prompt: int = 0
+    cached: int = 0
+    output: int = 0
     withheld: int = 0
+    unsent: int = 0
+
+    @property
+    def released(self) -> int:
+        """Output tokens that a reader got."""
+        return self.output - self.withheld - self.unsent
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One model call of a turn.
+
+    Attributes:
+        covered_input: prompt positions the ledger has.
+        covered_output: for each answer, the output positions that nodes reported.
+        output_credit: output tokens billed from the gateway's count that no node reported yet.
+        settled: what the gateway counted; None: the turn is not settled.
+    """
+
+    covered_input: Ranges = ()
+    covered_output: tuple[Ranges, ...] = ()
+    output_credit: int = 0
+    settled: SettledCounts | None = None
+
+    @property
+    def billed_input_count(self) -> int:
+        """Prompt tokens that the ledger has."""
+        return ranges.size(self.covered_input)
+
+    @property
+    def reported_output_count(self) -> int:
+        """Output tokens that nodes reported."""
+        return sum(map(ranges.size, self.covered_output))
+
+    @property
+    def billed_output_count(self) -> int:
+        """Output tokens that the ledger has, whoever counted them."""
+        return self.reported_output_count + self.output_credit
+
+    @property
+    def is_complete(self) -> bool:
+        """The ledger has all that the gateway counted."""
+        if self.settled is None or ranges.missing(self.covered_input, 0, self.settled.prompt):
+            return False
+        return self.billed_output_count >= self.settled.output
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,10 +98,11 @@ class Turn:
         price: as promised by the hold.
         amount_nanousd: the worst case while it is open; what was settled afterwards.
         ledger_nanousd: sum of its ledger entries.
-        covered_input: prompt positions the ledger has.
-        covered_output: for each answer, the output positions that nodes reported.
-        output_credit: output tokens billed from the gateway's count that no node reported yet.
+        settle_time: when it was settled; None: it is not.
+        steps: by number, at least step 0.
         ledger_period: the last month with an entry of it.
+        repair_time: when the operator last corrected it; None: never.
+        create_time: when its first hold was made; None: not known here.
     """
 
     turn_id: str
@@ -59,11 +114,10 @@ class Turn:
     state: State = State.OPEN
     ledger_nanousd: int = 0
     settle_time: dt.datetime | None = None
-    counts: Counts | None = None
-    covered_input: Ranges = ()
-    covered_output: tuple[Ranges, ...] = field(default=())
-    output_credit: int = 0
+    steps: tuple[Step, ...] = (Step(),)
     ledger_period: dt.date | None = None
+    repair_time: dt.datetime | None = None
+    create_time: dt.datetime | None = None
 
     @property
     def reserved_nanousd(self) -> int:
@@ -72,17 +126,20 @@ class Turn:
             return max(0, self.amount_nanousd - self.ledger_nanousd)
         return 0
 
-    @property
-    def billed_output_count(self) -> int:
-        """Output tokens that the ledger has, whoever counted them."""
-        return sum(map(ranges.size, self.covered_output)) + self.output_credit
+    def step(self, number: int) -> Step:
+        """The step; an empty one when nothing is known of it yet."""
+        if number < len(self.steps):
+            return self.steps[number]
+        return Step(settled=None if self.settle_time is None else SettledCounts())
+
+    def with_step(self, number: int, step: Step) -> "Turn":
+        """The turn with this step instead; steps up to it come into being."""
+        steps = [self.step(n) for n in range(max(len(self.steps), number + 1))]
+        steps[number] = step
+        return replace(self, steps=tuple(steps))
 
     def closed_if_complete(self) -> "Turn":
         """Closed when it is settled and the ledger has all that the gateway counted."""
-        if self.state is not State.SETTLED or self.counts is None:
-            return self
-        if ranges.missing(self.covered_input, 0, self.counts.prompt):
-            return self
-        if self.billed_output_count < self.counts.output:
+        if self.state is not State.SETTLED or not all(step.is_complete for step in self.steps):
             return self
         return replace(self, state=State.CLOSED)

@@ -6,6 +6,7 @@ from google.protobuf.message import DecodeError
 
 from billing_svc.ledger import CHOICE_COUNT_MAX, POSITION_MAX, Kind, Usage
 from billing_svc.ledger_store import Report
+from billing_svc.turn import STEP_COUNT_MAX
 from chatmesh.billing.v1 import billing_pb2
 
 ULID = re.compile(r"[0-7][0-9A-HJKMNP-TV-Z]{25}")
@@ -25,6 +26,8 @@ def report_of(event: billing_pb2.UsageEvent) -> Report:
         raise BadEventError("turn_id", "must be a ULID")
     if event.kind not in (1, 2, 3):
         raise BadEventError("kind", "must be INPUT, CACHED_INPUT or OUTPUT")
+    if event.step >= STEP_COUNT_MAX:
+        raise BadEventError("step", f"must be below {STEP_COUNT_MAX}")
     if event.choice_index >= CHOICE_COUNT_MAX:
         raise BadEventError("choice_index", f"must be below {CHOICE_COUNT_MAX}")
     if not event.first_position < event.end_position <= POSITION_MAX:
@@ -35,6 +38,7 @@ def report_of(event: billing_pb2.UsageEvent) -> Report:
         Kind(event.kind),
         event.first_position,
         event.end_position,
+        event.step,
     )
     return Report(usage, event.SerializeToString())
 

@@ -14,13 +14,13 @@ from typing import TypeVar
 import redis.asyncio
 import structlog
 from google.protobuf.message import DecodeError
-from redis.asyncio.retry import Retry
-from redis.backoff import NoBackoff
 from redis.exceptions import RedisError
 
+from chatmesh.content.v1.content_pb2 import ROLE_SYSTEM
 from chatmesh.conversation.v1 import conversation_pb2 as pb
-from conversation_svc.thread import ROLE_SYSTEM, Message, Tail, Thread, utf8_length
+from conversation_svc.thread import Message, Tail, Thread, utf8_length
 from conversation_svc.wire import tail_from_proto, tail_to_proto
+from mesh.chassis import redis_client
 
 MESSAGE_COUNT_MAX = 256
 BYTE_COUNT_MAX = 256 << 10
@@ -37,7 +37,7 @@ class HotTail:
     """Hot copies of all threads.
 
     Args:
-        client: the Redis; see `connect`.
+        client: the Redis; each command is bounded here.
         ttl_s: seconds that a copy lives after it was written.
         clock: monotonic seconds.
     """
@@ -51,14 +51,7 @@ class HotTail:
     @classmethod
     def connect(cls, url: str, ttl_s: int) -> "HotTail":
         """Connects with the first use, and again when it must."""
-        client = redis.asyncio.Redis.from_url(
-            url,
-            # With a timeout of its own redis-py uses wait_for, which in Python 3.11 may swallow a
-            # cancellation; `_try` bounds each command instead.
-            socket_timeout=None,
-            socket_connect_timeout=REDIS_TIMEOUT_S,
-            retry=Retry(NoBackoff(), 0),
-        )
+        client = redis_client.connect(url, name="conversation", connect_timeout_s=REDIS_TIMEOUT_S)
         return cls(client, ttl_s)
 
     async def close(self) -> None:

@@ -7,7 +7,8 @@ from datetime import datetime, timedelta
 import structlog
 from prometheus_client import Counter
 
-from conversation_svc.store import Store, StoreUnavailableError
+from conversation_svc.store import Store
+from mesh.chassis.postgres import StoreUnavailableError
 
 # Rows of one transaction: long ones would hold up the writers.
 BATCH_ROW_COUNT = 500

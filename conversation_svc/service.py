@@ -1,8 +1,7 @@
 """ThreadReadService and ThreadWriteService: the contract over store and hot tail."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any, TypeAlias
 
@@ -13,14 +12,14 @@ from chatmesh.conversation.v1 import conversation_pb2 as pb
 from chatmesh.conversation.v1 import conversation_pb2_grpc
 from conversation_svc.history import read_history
 from conversation_svc.hot_tail import HotTail
-from conversation_svc.page_token import BadPageTokenError, page_token, place_of
 from conversation_svc.statements import Request
-from conversation_svc.store import Store, StoreUnavailableError
+from conversation_svc.store import Store
 from conversation_svc.thread import (
     BadRequestError,
     RequestReusedError,
     Thread,
     ThreadNotFoundError,
+    changed,
     check_name,
     check_new_messages,
     check_thread_id,
@@ -35,7 +34,9 @@ from conversation_svc.wire import (
     tail_to_proto,
     thread_to_proto,
 )
+from mesh.chassis import pages
 from mesh.chassis.errors import MeshError
+from mesh.chassis.postgres import StoreUnavailableError
 
 THREADS_PAGE_SIZE, THREADS_PAGE_SIZE_MAX = 20, 100
 MESSAGES_PAGE_SIZE, MESSAGES_PAGE_SIZE_MAX = 100, 1000
@@ -74,16 +75,14 @@ class ThreadReadService(conversation_pb2_grpc.ThreadReadServiceServicer):
         """See the contract."""
         with _as_mesh_errors():
             check_name("account_id", request.account_id)
-            size = _page_size(request.page_size, THREADS_PAGE_SIZE, THREADS_PAGE_SIZE_MAX)
+            size = pages.page_size(request.page_size, THREADS_PAGE_SIZE, THREADS_PAGE_SIZE_MAX)
             list_name = ("threads", request.account_id)
-            behind: tuple[Any, ...] | None = None
-            if request.page_token:
-                behind = place_of(list_name, request.page_token, (_time, _thread_id))
+            behind = pages.place_of(list_name, request.page_token, (_time, _thread_id))
             threads = await self._store.list_threads(request.account_id, behind, size + 1)
-        page = threads[:size]
+        page, more = pages.cut(threads, size)
         token = ""
-        if len(threads) > size:
-            token = page_token(list_name, (page[-1].update_time.isoformat(), page[-1].id))
+        if more:
+            token = pages.page_token(list_name, (page[-1].update_time.isoformat(), page[-1].id))
         return pb.ListThreadsResponse(threads=map(thread_to_proto, page), next_page_token=token)
 
     async def ListMessages(  # noqa: N802
@@ -93,11 +92,9 @@ class ThreadReadService(conversation_pb2_grpc.ThreadReadServiceServicer):
         with _as_mesh_errors():
             check_name("account_id", request.account_id)
             check_thread_id(request.thread_id)
-            size = _page_size(request.page_size, MESSAGES_PAGE_SIZE, MESSAGES_PAGE_SIZE_MAX)
+            size = pages.page_size(request.page_size, MESSAGES_PAGE_SIZE, MESSAGES_PAGE_SIZE_MAX)
             list_name = ("messages", request.account_id, request.thread_id)
-            behind = 0
-            if request.page_token:
-                (behind,) = place_of(list_name, request.page_token, (_position,))
+            (behind,) = pages.place_of(list_name, request.page_token, (_position,)) or (0,)
             # Also tells a deleted thread from an empty page, and where the list ends.
             thread = await self._store.get_thread(request.account_id, request.thread_id)
             page = await self._store.list_messages(
@@ -105,7 +102,7 @@ class ThreadReadService(conversation_pb2_grpc.ThreadReadServiceServicer):
             )
         token = ""
         if page and page[-1][0] < thread.message_count:
-            token = page_token(list_name, (str(page[-1][0]),))
+            token = pages.page_token(list_name, (str(page[-1][0]),))
         messages = [message_to_proto(message) for _, message in page]
         return pb.ListMessagesResponse(messages=messages, next_page_token=token)
 
@@ -165,6 +162,7 @@ class ThreadWriteService(conversation_pb2_grpc.ThreadWriteServiceServicer):
             if request.create_if_missing and not is_thread_id(request.thread_id):
                 raise BadRequestError("thread_id", 'A new thread is named "thr_" and a ULID.')
             check_thread_id(request.thread_id)
+            _refuse_parts(request.messages)
             new = [new_message_from_proto(message) for message in request.messages]
             check_new_messages(new)
             parts = (request.thread_id, request.model, *message_parts(new))
@@ -183,22 +181,27 @@ class ThreadWriteService(conversation_pb2_grpc.ThreadWriteServiceServicer):
             thread=thread_to_proto(thread), messages=map(message_to_proto, messages)
         )
 
+    async def UpdateThread(  # noqa: N802
+        self, request: pb.UpdateThreadRequest, context: Context
+    ) -> pb.UpdateThreadResponse:
+        """See the contract."""
+        with _as_mesh_errors():
+            changes: dict[str, Any] = {}
+            if request.HasField("title"):
+                changes["title"] = checked_title(request.title)
+            if request.HasField("background"):
+                changes["background"] = request.background
+            if not changes:
+                raise BadRequestError("title", "Nothing is to change: give title or background.")
+            thread = await self._change("update", request, **changes)
+        return pb.UpdateThreadResponse(thread=thread_to_proto(thread))
+
     async def RenameThread(  # noqa: N802
         self, request: pb.RenameThreadRequest, context: Context
     ) -> pb.RenameThreadResponse:
         """See the contract."""
         with _as_mesh_errors():
-            check_name("account_id", request.account_id)
-            check_name("request_id", request.request_id, may_be_empty=True)
-            check_thread_id(request.thread_id)
-            title = checked_title(request.title)
-            thread = await self._store.change_thread(
-                request.account_id,
-                request.thread_id,
-                lambda thread: replace(thread, title=title),
-                Request("rename", request.request_id, content_digest(request.thread_id, title)),
-                self._clock(),
-            )
+            thread = await self._change("rename", request, title=checked_title(request.title))
         return pb.RenameThreadResponse(thread=thread_to_proto(thread))
 
     async def DeleteThread(  # noqa: N802
@@ -220,11 +223,35 @@ class ThreadWriteService(conversation_pb2_grpc.ThreadWriteServiceServicer):
             await self._hot.drop(request.account_id, request.thread_id)
         return pb.DeleteThreadResponse()
 
+    async def _change(
+        self,
+        method: str,
+        request: pb.UpdateThreadRequest | pb.RenameThreadRequest,
+        **changes: Any,
+    ) -> Thread:
+        """Changes what an owner may set; raises what `checked` methods and the store raise."""
+        check_name("account_id", request.account_id)
+        check_name("request_id", request.request_id, may_be_empty=True)
+        check_thread_id(request.thread_id)
+        # A rename is digested as the version before did: it may be repeated across an upgrade.
+        parts = changes.values() if method == "rename" else sorted(changes.items())
+        return await self._store.change_thread(
+            request.account_id,
+            request.thread_id,
+            lambda thread: changed(thread, **changes),
+            Request(method, request.request_id, content_digest(request.thread_id, *parts)),
+            self._clock(),
+        )
 
-def _page_size(asked: int, default: int, size_max: int) -> int:
-    if not 0 <= asked <= size_max:
-        raise BadRequestError("page_size", f"page_size is between 0 and {size_max}.")
-    return asked or default
+
+def _refuse_parts(messages: Sequence[pb.NewMessage]) -> None:
+    """What cannot be kept is refused, not lost."""
+    for index, message in enumerate(messages):
+        if message.parts:
+            raise BadRequestError(
+                f"messages[{index}].parts",
+                f"messages[{index}] has parts: give its text as content.",
+            )
 
 
 def _time(text: str) -> datetime:
@@ -255,10 +282,6 @@ def _as_mesh_errors() -> Iterator[None]:
     except BadRequestError as error:
         raise MeshError(
             invalid, "BAD_REQUEST", str(error), metadata={"field": error.field}
-        ) from error
-    except BadPageTokenError as error:
-        raise MeshError(
-            invalid, "BAD_PAGE_TOKEN", "The page token is none of this list; start without one."
         ) from error
     except ThreadNotFoundError as error:
         raise MeshError(

@@ -3,15 +3,15 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from datetime import datetime
-from typing import Any, TypeAlias
+from typing import Any
 
 import asyncpg
 
 from chatmesh.conversation.v1 import conversation_pb2 as pb
 from conversation_svc.thread import Message, RequestReusedError, Thread, ThreadNotFoundError
 from conversation_svc.wire import thread_from_proto, thread_to_proto
+from mesh.chassis.postgres import Connection
 
-Connection: TypeAlias = "asyncpg.pool.PoolConnectionProxy[asyncpg.Record]"
 _THREAD_FIELDS = tuple(field.name for field in fields(Thread))
 _MESSAGE_FIELDS = tuple(field.name for field in fields(Message) if field.name != "content")
 
@@ -104,10 +104,10 @@ async def update_thread(
     """Writes what can change of a thread that `lock_thread` gave."""
     await connection.execute(
         "UPDATE conversation.thread SET title = $3, model = $4, update_time = $5,"
-        " total_token_count = $6, message_count = $7, delete_time = $8"
+        " total_token_count = $6, message_count = $7, background = $8, delete_time = $9"
         " WHERE account_id = $1 AND id = $2",
         *(account_id, thread.id, thread.title, thread.model, thread.update_time),
-        *(thread.total_token_count, thread.message_count, delete_time),
+        *(thread.total_token_count, thread.message_count, thread.background, delete_time),
     )
 
 

@@ -5,16 +5,15 @@ functions of the schema for reads), so that a query that forgot its WHERE still 
 """
 
 import contextlib
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from datetime import datetime
 from typing import Any
 
 import asyncpg
-import structlog
 from ulid import ULID
 
 from conversation_svc import statements
-from conversation_svc.statements import Connection, Request
+from conversation_svc.statements import Request
 from conversation_svc.thread import (
     ANSWER_BYTE_COUNT_MAX,
     Message,
@@ -24,6 +23,8 @@ from conversation_svc.thread import (
     ThreadNotFoundError,
     appended,
 )
+from mesh.chassis import postgres
+from mesh.chassis.postgres import Connection
 
 # Connecting and one query are together shorter than the shortest deadline of a caller (2 s for
 # reads, 3 s for writes), who then hears who was slow.
@@ -33,25 +34,6 @@ WRITE_TIMEOUT_S = 2.2
 # Nobody waits for the purge, and a batch with long threads takes its time.
 PURGE_TIMEOUT_S = 60.0
 
-# What says that PostgreSQL cannot serve now, as opposed to a fault of ours.
-_UNAVAILABLE = (
-    OSError,  # also TimeoutError
-    asyncpg.InterfaceError,  # a connection that was closed under us
-    asyncpg.InternalClientError,
-    asyncpg.PostgresConnectionError,
-    asyncpg.OperatorInterventionError,  # starting, stopping, cancelled
-    asyncpg.InsufficientResourcesError,
-    asyncpg.InvalidAuthorizationSpecificationError,
-    asyncpg.InvalidCatalogNameError,
-    asyncpg.ReadOnlySQLTransactionError,  # a replica, during a failover
-)
-
-log = structlog.get_logger()
-
-
-class StoreUnavailableError(Exception):
-    """PostgreSQL does not answer; the pool reconnects with the next call."""
-
 
 class Store:
     """Threads and messages of all accounts, one account at a time.
@@ -59,26 +41,24 @@ class Store:
     Every method raises StoreUnavailableError when PostgreSQL does not answer.
     """
 
-    def __init__(self, pool: "asyncpg.Pool[asyncpg.Record]") -> None:
+    def __init__(self, pool: postgres.Pool) -> None:
         self._pool = pool
 
     @classmethod
     async def connect(cls, dsn: str, connection_count_max: int = 8) -> "Store":
         """A store that connects when it is first used: PostgreSQL may come up later."""
-        pool = await asyncpg.create_pool(
+        pool = await postgres.open_pool(
             dsn,
-            min_size=0,
-            max_size=connection_count_max,
-            timeout=CONNECT_TIMEOUT_S,
-            command_timeout=WRITE_TIMEOUT_S,
-            reset=_keep,
-            server_settings={"application_name": "chatmesh-conversation", "jit": "off"},
+            name="conversation",
+            connection_count_max=connection_count_max,
+            connect_timeout_s=CONNECT_TIMEOUT_S,
+            command_timeout_s=WRITE_TIMEOUT_S,
         )
         return cls(pool)
 
     async def close(self) -> None:
         """Closes the connections."""
-        self._pool.terminate()
+        await postgres.close_pool(self._pool)
 
     async def get_thread(self, account_id: str, thread_id: str) -> Thread:
         """The thread.
@@ -224,28 +204,13 @@ class Store:
     async def _read(
         self, query: str, *arguments: Any, timeout: float = READ_TIMEOUT_S
     ) -> list[asyncpg.Record]:
-        with _as_unavailable():
-            return await self._pool.fetch(query, *arguments, timeout=timeout)
+        async with postgres.connection_of(self._pool) as connection:
+            return await connection.fetch(query, *arguments, timeout=timeout)
 
     @contextlib.asynccontextmanager
     async def _transaction(self, account_id: str) -> AsyncIterator[Connection]:
-        with _as_unavailable():
-            async with self._pool.acquire() as connection, connection.transaction():
-                await connection.execute(
-                    "SELECT set_config('chatmesh.account_id', $1, true)", account_id
-                )
-                yield connection
-
-
-@contextlib.contextmanager
-def _as_unavailable() -> Iterator[None]:
-    try:
-        yield
-    except _UNAVAILABLE as error:
-        log.warning("store_unavailable", error=type(error).__name__)
-        raise StoreUnavailableError from error
-
-
-async def _keep(_: Any) -> None:
-    # The pool would spend a round trip on resetting the session: nothing here changes it.
-    pass
+        async with postgres.connection_of(self._pool) as connection, connection.transaction():
+            await connection.execute(
+                "SELECT set_config('chatmesh.account_id', $1, true)", account_id
+            )
+            yield connection

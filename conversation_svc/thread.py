@@ -10,8 +10,10 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from unicodedata import category
 
-ROLE_SYSTEM, ROLE_USER = 1, 2
-ROLES = (1, 2, 3, 4)  # system, user, assistant, tool: the numbers of the contract
+from chatmesh.content.v1.content_pb2 import ROLE_SYSTEM, ROLE_USER, Role
+from mesh.chassis.enums import words_of
+
+ROLES = words_of(Role)  # stored as the numbers of the contract
 
 TITLE_CHARACTER_COUNT_MAX = 200
 # A title that is made from a message is shorter: it stands in a list.
@@ -57,6 +59,7 @@ class Thread:
     update_time: datetime
     total_token_count: int = 0
     message_count: int = 0
+    background: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,6 +143,19 @@ def checked_title(title: str, *, may_be_empty: bool = False) -> str:
             "title", f"The title must have at most {TITLE_CHARACTER_COUNT_MAX} characters."
         )
     return line
+
+
+def changed(thread: Thread, title: str | None = None, background: bool | None = None) -> Thread:
+    """The thread with what its owner sets; None: it stays.
+
+    Args:
+        title: a title that `checked_title` gave.
+    """
+    return replace(
+        thread,
+        title=thread.title if title is None else title,
+        background=thread.background if background is None else background,
+    )
 
 
 def check_new_messages(messages: Sequence[NewMessage]) -> None:

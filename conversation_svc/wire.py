@@ -4,8 +4,14 @@ from datetime import UTC, datetime
 
 from google.protobuf.timestamp_pb2 import Timestamp
 
+from chatmesh.content.v1.content_pb2 import FINISH_REASON_UNSPECIFIED, FinishReason, Role
 from chatmesh.conversation.v1 import conversation_pb2 as pb
 from conversation_svc.thread import Message, NewMessage, Tail, Thread
+from mesh.chassis.enums import words_of
+
+# Stored as words: the rows of every version so far.
+FINISH_WORDS = words_of(FinishReason)
+FINISH_REASONS = {word: number for number, word in FINISH_WORDS.items()}
 
 
 def timestamp(time: datetime) -> Timestamp:
@@ -25,6 +31,7 @@ def thread_to_proto(thread: Thread) -> pb.Thread:
         update_time=timestamp(thread.update_time),
         total_token_count=thread.total_token_count,
         message_count=thread.message_count,
+        background=thread.background,
     )
 
 
@@ -38,6 +45,7 @@ def thread_from_proto(thread: pb.Thread) -> Thread:
         update_time=thread.update_time.ToDatetime(tzinfo=UTC),
         total_token_count=thread.total_token_count,
         message_count=thread.message_count,
+        background=thread.background,
     )
 
 
@@ -45,12 +53,13 @@ def message_to_proto(message: Message) -> pb.Message:
     """A message for the wire."""
     return pb.Message(
         id=message.id,
-        role=pb.Role.ValueType(message.role),
+        role=Role.ValueType(message.role),
         content=message.content,
         token_count=message.token_count,
         turn_id=message.turn_id,
         create_time=timestamp(message.create_time),
         finish_reason=message.finish_reason,
+        finish=FINISH_REASONS.get(message.finish_reason, FINISH_REASON_UNSPECIFIED),
         model=message.model,
     )
 
@@ -64,7 +73,7 @@ def message_from_proto(message: pb.Message) -> Message:
         token_count=message.token_count,
         turn_id=message.turn_id,
         create_time=message.create_time.ToDatetime(tzinfo=UTC),
-        finish_reason=message.finish_reason,
+        finish_reason=_finish_word(message),
         model=message.model,
     )
 
@@ -75,9 +84,14 @@ def new_message_from_proto(message: pb.NewMessage) -> NewMessage:
         role=message.role,
         content=message.content,
         token_count=message.token_count,
-        finish_reason=message.finish_reason,
+        finish_reason=_finish_word(message),
         model=message.model,
     )
+
+
+def _finish_word(message: pb.Message | pb.NewMessage) -> str:
+    """Why an answer ended, as it is stored; a writer of the version before says the word only."""
+    return FINISH_WORDS.get(message.finish, message.finish_reason)
 
 
 def tail_to_proto(tail: Tail) -> pb.GetTailResponse:

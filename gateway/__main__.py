@@ -3,7 +3,6 @@
 import asyncio
 from collections.abc import Sequence
 
-import redis.asyncio
 from envoy.service.auth.v3.external_auth_pb2_grpc import add_AuthorizationServicer_to_server
 
 from chatmesh.chat.v1 import chat_pb2_grpc
@@ -12,6 +11,7 @@ from gateway.admission.keys import Keys
 from gateway.admission.rate import RateLimiter
 from gateway.admission.service import Admission
 from gateway.admission.tokens import Tokens
+from gateway.context.source import OperatorPromptsFile
 from gateway.settings import Settings
 from gateway.turn.background import Background
 from gateway.upstreams.journal import RedisJournal
@@ -19,6 +19,7 @@ from gateway.upstreams.pool import Pool
 from gateway.upstreams.watch import watch
 from gateway.wiring import Place, Services, wire
 from mesh.chassis import Node, run
+from mesh.chassis.redis_client import connect
 from mesh.chassis.server import Registration
 
 
@@ -26,14 +27,16 @@ async def start(node: Node) -> None:
     """Serves until the process is asked to end and every turn is recorded."""
     settings = Settings()  # type: ignore[call-arg]  # the environment fills it
     background, pool = Background(settings.turn.conclude_duration_s_max), Pool()
-    client = redis.asyncio.Redis.from_url(
+    prompts = OperatorPromptsFile(settings.operator_prompts_file)
+    client = connect(
         settings.redis_url,
-        socket_connect_timeout=settings.admission.rate_timeout_s,
-        # Its own timeouts lose cancellations in Python 3.11; the callers bound each call.
-        socket_timeout=None,
+        name=node.instance,
+        connect_timeout_s=settings.admission.rate_timeout_s,
     )
     journal = RedisJournal(client, settings.turn)
-    place = Place(node.instance, settings.turn, pool, background, journal, settings.default_model)
+    place = Place(
+        node.instance, settings.turn, pool, background, journal, prompts, settings.default_model
+    )
     services = wire(place, node.channel_to)
     keys = Keys(node.channel_to("billing"), settings.admission)
     admission = Admission(keys, Tokens(settings.jwt), RateLimiter(client, settings.admission))
@@ -41,6 +44,7 @@ async def start(node: Node) -> None:
     keeping = [
         asyncio.create_task(watch(pool, services.inference, views)),
         asyncio.create_task(services.turns.keep()),
+        asyncio.create_task(prompts.follow()),
     ]
     try:
         await node.serve(_registrations(services, admission))

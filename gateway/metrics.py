@@ -20,6 +20,9 @@ CONTINUATIONS = Counter(
 CONCLUSIONS_LOST = Counter(
     "chatmesh_gateway_conclusions_lost", "Turns whose end could not be recorded in time", ["what"]
 )
+OPERATOR_PROMPTS_READS = Counter(
+    "chatmesh_gateway_operator_prompts_reads", "Changes of the operator's prompts", ["outcome"]
+)
 ADMISSIONS = Counter("chatmesh_gateway_admissions", "Admission decisions", ["outcome"])
 JOURNAL_FAILURES = Counter(
     "chatmesh_gateway_journal_failures", "Writes of the journal that had no answer in time"

@@ -1,8 +1,16 @@
 """What an operator may set; read from the environment, checked at start, then frozen."""
 
 from pathlib import Path
+from typing import Annotated
 
-from pydantic import AliasChoices, Field, PositiveInt, SecretStr, model_validator
+from pydantic import (
+    AliasChoices,
+    BeforeValidator,
+    Field,
+    PositiveInt,
+    SecretStr,
+    model_validator,
+)
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 HMAC_SECRET_BYTES_MIN = 32
@@ -43,7 +51,7 @@ class TurnLimits(BaseSettings):
     # A write or read of the journal that takes longer has failed.
     journal_timeout_s: float = Field(default=0.25, gt=0, le=10)
     # A gateway that is silent for so long has lost its turns to whoever adopts them.
-    owner_lease_ms: int = Field(default=800, ge=100, le=60_000)
+    owner_lease_ms: int = Field(default=600, ge=100, le=60_000)
     # How long a turn that ended can still be followed, in all and for one account.
     turn_retention_s: int = Field(default=600, ge=1, le=86_400)
     turn_retention_bytes_max: int = Field(default=256 << 20, ge=0)
@@ -106,6 +114,10 @@ class Settings(BaseSettings):
     redis_url: str = Field(validation_alias=AliasChoices("REDIS_URL", "redis_url"))
     # Answers requests that name no model; empty: the first by name.
     default_model: str = Field(default="", validation_alias="GATEWAY_DEFAULT_MODEL")
+    # What the operator says to the models (`context/operator.py`); read again when it changes.
+    operator_prompts_file: Annotated[Path | None, BeforeValidator(lambda path: path or None)] = (
+        Field(default=None, validation_alias="GATEWAY_OPERATOR_PROMPTS_FILE")
+    )
     turn: TurnLimits = Field(default_factory=TurnLimits)
     jwt: JwtSettings = Field(default_factory=JwtSettings)
     admission: AdmissionSettings = Field(default_factory=AdmissionSettings)

@@ -5,13 +5,15 @@ from dataclasses import dataclass
 
 import grpc
 
+from gateway.context.builder import ContextBuilder
+from gateway.context.source import OperatorPromptsFile
 from gateway.faces.openai.service import OpenAIService
 from gateway.faces.typed import ChatService, ConversationService, UsageService
 from gateway.settings import TurnLimits
 from gateway.turn.background import Background
 from gateway.turn.conclude import Concluder
 from gateway.turn.generation import Generator
-from gateway.turn.journal import JournalStore, JournalWriter
+from gateway.turn.journal import JournalStore, JournalWriter, Lease
 from gateway.turn.plan import Planner
 from gateway.turn.run import Means
 from gateway.turn.threads import Threads
@@ -47,6 +49,7 @@ class Place:
     pool: Pool
     background: Background
     journal: JournalStore
+    operator_prompts: OperatorPromptsFile
     default_model: str = ""
 
 
@@ -58,11 +61,12 @@ def wire(place: Place, channel_to: Callable[[str], grpc.aio.Channel]) -> Service
     inference = Inference(channel_to("inference"))
     catalogue = Catalogue(inference, place.pool, place.default_model)
     safety = Safety(channel_to("safety"), limits)
+    tokenizer = Tokenizer(channel_to("tokenizer"), limits.answer_room_token_count)
     planner = Planner(
         catalogue=catalogue,
         threads=Threads(conversation),
         safety=safety,
-        tokenizer=Tokenizer(channel_to("tokenizer"), limits.answer_room_token_count),
+        context=ContextBuilder(tokenizer, place.operator_prompts),
         billing=billing,
         background=background,
         limits=limits,
@@ -72,6 +76,7 @@ def wire(place: Place, channel_to: Callable[[str], grpc.aio.Channel]) -> Service
         safety=safety,
         concluder=Concluder(billing, conversation),
         writer=JournalWriter(place.journal),
+        lease=Lease(),
         background=background,
         limits=limits,
     )

@@ -9,8 +9,9 @@ from inference_svc.model_folder import open_model
 from inference_svc.service import InferenceService
 from inference_svc.settings import Settings
 from inference_svc.spool import Spool
-from inference_svc.usage import UsageRim, connect
+from inference_svc.usage import UsageReporter
 from mesh.chassis import Node, run
+from mesh.chassis.redis_client import connect
 
 
 async def start(node: Node) -> None:
@@ -19,9 +20,10 @@ async def start(node: Node) -> None:
     model = open_model(settings.model, settings.model_id)
     engine = choose_engine(settings, model)
     await engine.start()
-    usage = UsageRim(
-        connect(settings.redis_url, settings.redis_timeout_s),
+    usage = UsageReporter(
+        connect(settings.redis_url, name=node.instance, connect_timeout_s=settings.redis_timeout_s),
         Spool(node.state_dir / "usage.spool", settings.usage_spool_bytes_max),
+        redis_timeout_s=settings.redis_timeout_s,
         flush_interval_s=settings.usage_flush_interval_s,
         pending_event_count_max=settings.usage_pending_event_count_max,
     )

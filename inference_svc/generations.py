@@ -21,7 +21,7 @@ from inference_svc.engine.protocol import (
 )
 from inference_svc.engine.stream import TokenStream
 from inference_svc.requests import bad_request
-from inference_svc.usage import Meter, MeterLabel, UsageRim
+from inference_svc.usage import Meter, MeterLabel, UsageReporter
 from mesh.chassis.errors import MeshError
 
 QUEUE_FULL_RETRY_S = 1.0
@@ -43,7 +43,7 @@ _cancel_seconds = Histogram(
 class Generations:
     """Opens and closes generations; the one place where a stream of tokens gets its meter."""
 
-    def __init__(self, engine: Engine, usage: UsageRim) -> None:
+    def __init__(self, engine: Engine, usage: UsageReporter) -> None:
         self._engine, self._usage = engine, usage
         self._numbers = itertools.count(1)
         self._open = 0
@@ -84,10 +84,10 @@ class Generations:
         try:
             yield stream
         except EngineError as error:
-            told = _told(error)
-            if told.reason == ENGINE_FAILED:
+            failure = _as_mesh_error(error)
+            if failure.reason == ENGINE_FAILED:
                 log.error("engine_failed", turn_id=label.turn_id, error=str(error))
-            raise told from error
+            raise failure from error
         finally:
             self._leave(stream, meter, len(request.emitted_token_ids))
 
@@ -106,7 +106,7 @@ class Generations:
         try:
             return self._engine.submit(request)
         except EngineError as error:
-            raise _told(error) from error
+            raise _as_mesh_error(error) from error
 
     def _leave(self, stream: TokenStream, meter: Meter, emitted_count: int) -> None:
         if stream.done:
@@ -137,8 +137,8 @@ class Generations:
             self._idle.set()
 
 
-def _told(error: EngineError) -> MeshError:
-    """What the caller is told of an engine's error."""
+def _as_mesh_error(error: EngineError) -> MeshError:
+    """What the caller gets for an engine's error."""
     text, exhausted = str(error), grpc.StatusCode.RESOURCE_EXHAUSTED
     match error:
         case QueueFullError():

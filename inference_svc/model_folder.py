@@ -7,6 +7,7 @@ from typing import Any
 
 from inference_svc.engine.protocol import EngineError
 from inference_svc.engine.vocabulary import Vocabulary, read_vocabulary
+from mesh.chassis.model_source import ModelSourceError, model_folder, served_model_id
 
 _FILES = ["*.json", "*.safetensors", "*.jinja"]
 _IGNORED = ["consolidated*", "*/*"]  # the same weights once more, in a form of their own
@@ -41,7 +42,10 @@ def open_model(model: str, model_id: str = "") -> ModelFolder:
     Raises:
         EngineError: it is not there, or is no model; the text says what to do.
     """
-    folder = Path(model) if Path(model).is_dir() else _from_hub(model)
+    try:
+        folder = model_folder(model, _FILES, _IGNORED)
+    except ModelSourceError as error:
+        raise EngineError(str(error)) from error
     try:
         config = json.loads((folder / "config.json").read_bytes())
         vocabulary = read_vocabulary(folder / "tokenizer.json")
@@ -54,7 +58,7 @@ def open_model(model: str, model_id: str = "") -> ModelFolder:
         ) from error
     weights = sorted(folder.glob("*.safetensors"))
     return ModelFolder(
-        id=model_id or Path(model).name,
+        id=served_model_id(model, model_id),
         folder=folder,
         config=config,
         vocabulary=vocabulary,
@@ -63,19 +67,6 @@ def open_model(model: str, model_id: str = "") -> ModelFolder:
         eos_token_ids=_eos_token_ids(folder, config),
         created_unix_s=int(weights[0].stat().st_mtime) if weights else 0,
     )
-
-
-def _from_hub(model: str) -> Path:
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
-
-    try:
-        return Path(snapshot_download(model, allow_patterns=_FILES, ignore_patterns=_IGNORED))
-    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
-        raise EngineError(
-            f"MODEL={model} is neither a folder nor reachable on the Hugging Face hub "
-            f"({type(error).__name__}); give the path of a model folder, or allow the download."
-        ) from error
 
 
 def _eos_token_ids(folder: Path, config: dict[str, Any]) -> frozenset[int]:

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 
 import grpc
 
+from chatmesh.content.v1 import content_pb2
 from chatmesh.inference.v1 import inference_pb2
 from inference_svc.engine.protocol import (
     EngineRequest,
@@ -18,6 +19,7 @@ from mesh.chassis.errors import MeshError
 
 TURN_ID_LENGTH_MAX = 64
 CHOICE_COUNT_MAX = 4
+STEP_COUNT_MAX = 128
 STOP_STRING_COUNT_MAX = 4
 STOP_STRING_BYTES_MAX = 256
 STOP_TOKEN_COUNT_MAX = 16
@@ -110,7 +112,7 @@ def _sampling(request: inference_pb2.GenerateRequest) -> Sampling:
     )
 
 
-def _response_format(asked: inference_pb2.ResponseFormat) -> ResponseFormat | None:
+def _response_format(asked: content_pb2.ResponseFormat) -> ResponseFormat | None:
     match asked.WhichOneof("format"):
         case "json_object" if asked.json_object:
             return ResponseFormat(FormatKind.JSON_OBJECT)
@@ -129,7 +131,9 @@ def _seed(request: inference_pb2.GenerateRequest) -> int:
     if given is not None and request.choice_index == 0:
         return given
     root = request.turn_id if given is None else str(given)
-    data = f"{root}/{request.choice_index}".encode()
+    # Without a seed of its caller each step of a turn draws differently; step 0 as it always did.
+    step = f"/{request.step}" if given is None and request.step else ""
+    data = f"{root}/{request.choice_index}{step}".encode()
     return int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "little")
 
 
@@ -141,6 +145,8 @@ def _faults(
         yield "turn_id", "turn_id must be the ULID of the turn."
     if request.choice_index >= CHOICE_COUNT_MAX:
         yield "choice_index", f"choice_index must be in [0, {CHOICE_COUNT_MAX - 1}]."
+    if request.step >= STEP_COUNT_MAX:
+        yield "step", f"step must be in [0, {STEP_COUNT_MAX - 1}]."
     if not request.prompt_token_ids:
         yield "prompt_token_ids", "prompt_token_ids must hold at least one token."
     for field in ("prompt_token_ids", "emitted_token_ids"):
@@ -195,7 +201,7 @@ def _stop_faults(
 
 
 def _sampling_faults(
-    sampling: inference_pb2.SamplingParams, model: ModelFolder
+    sampling: content_pb2.Sampling, model: ModelFolder
 ) -> Iterator[tuple[str, str]]:
     # Written so that NaN, which compares false with everything, is a fault too.
     top_p = sampling.top_p if sampling.HasField("top_p") else 1.0

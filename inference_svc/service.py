@@ -9,22 +9,23 @@ from typing import Any, TypeAlias
 import grpc
 from prometheus_client import Histogram
 
+from chatmesh.content.v1 import content_pb2
 from chatmesh.inference.v1 import inference_pb2, inference_pb2_grpc
 from inference_svc.engine.protocol import (
     BLOCK_TOKEN_COUNT,
     Engine,
     EngineLoad,
     Finish,
-    FinishReason,
     TokenLogprobs,
 )
-from inference_svc.engine.stream import Counts, Delta, TokenStream
+from inference_svc.engine.stream import GeneratedCounts, TokenDelta, TokenStream
 from inference_svc.engine.vocabulary import Vocabulary
 from inference_svc.generations import Generations
 from inference_svc.model_folder import ModelFolder
 from inference_svc.requests import bad_request, engine_request
 from inference_svc.usage import MeterLabel
 from mesh.chassis import deadlines
+from mesh.chassis.enums import words_of
 from mesh.chassis.errors import MeshError
 
 # A message with this many tokens does not wait for more: its cost a token is small already.
@@ -35,11 +36,7 @@ LOAD_SILENCE_S_MAX = 1.0
 
 Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 
-_FINISH_REASONS = {
-    FinishReason.STOP: inference_pb2.FINISH_REASON_STOP,
-    FinishReason.LENGTH: inference_pb2.FINISH_REASON_LENGTH,
-    FinishReason.CANCELLED: inference_pb2.FINISH_REASON_CANCELLED,
-}
+_FINISH_REASONS = {word: number for number, word in words_of(content_pb2.FinishReason).items()}
 _first_token = Histogram(
     "chatmesh_inference_first_token_seconds",
     "From the arrival of a request to its first token",
@@ -81,7 +78,12 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
         model, request_id = self._served(request.model), self._generations.next_id()
         ask = engine_request(request, model, request_id, time_left_s=deadlines.remaining_s())
         label = MeterLabel(
-            request.turn_id, request.attempt, request.choice_index, request.model, self._instance
+            turn_id=request.turn_id,
+            attempt=request.attempt,
+            choice_index=request.choice_index,
+            model=request.model,
+            instance=self._instance,
+            step=request.step,
         )
         async with self._generations.open(ask, label) as stream:
             started = inference_pb2.Started(instance=self._instance)
@@ -97,12 +99,12 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
             finished = _finished(delta.finish, len(request.prompt_token_ids), stream.counts)
             await context.write(inference_pb2.GenerateResponse(finished=finished))
 
-    async def _next(self, stream: TokenStream, last_sent_s: float) -> Delta:
+    async def _next(self, stream: TokenStream, last_sent_s: float) -> TokenDelta:
         """What arrived while the writer was busy, or within the flush window since it began."""
         left_s = self._flush_window_s - (time.perf_counter() - last_sent_s)
         return await stream.take(max(left_s, 0.0), FLUSH_TOKEN_COUNT)
 
-    async def _send(self, delta: Delta, context: Context) -> None:
+    async def _send(self, delta: TokenDelta, context: Context) -> None:
         if not delta.token_ids:
             return
         tokens = inference_pb2.Tokens(
@@ -134,6 +136,9 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
             tokenizer_digest=self._model.vocabulary.digest,
             engine=self._engine.name,
             created_unix_s=self._model.created_unix_s,
+            draws_by_position=self._engine.draws_by_position,
+            weights_digest=self._engine.weights_digest,
+            precision=self._engine.precision,
         )
         return inference_pb2.ListModelsResponse(models=[model])
 
@@ -164,14 +169,14 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
         return inference_pb2.DrainResponse(remaining_count=self._generations.open_count)
 
 
-def _finished(finish: Finish, prompt_count: int, counts: Counts) -> inference_pb2.Finished:
+def _finished(finish: Finish, prompt_count: int, counts: GeneratedCounts) -> inference_pb2.Finished:
     usage = inference_pb2.GenerationUsage(
         prompt_token_count=prompt_count,
         cached_token_count=counts.cached,
         output_token_count=counts.output,
     )
     return inference_pb2.Finished(
-        finish_reason=_FINISH_REASONS[finish.reason],
+        finish_reason=_FINISH_REASONS[finish.reason.value],
         usage=usage,
         stop_string=finish.stop_string,
         text=finish.text,

@@ -1,11 +1,11 @@
-"""The meter at the engine's rim: what was computed here, durably, on every way a stream can end.
+"""The meter at the engine: what was computed here, durably, on every way a stream can end.
 
 Events go to the Redis stream `usage`. While Redis is away they go to a spool file in the node's
 own folder, written through to the disk, and are replayed in order when it is back. An event may
 arrive twice; it names positions, so it is billed once.
 
-    meter ──ranges──> UsageRim ──XADD──> Redis "usage"
-                         └──fsync──> spool ──replay──┘
+    meter ──ranges──> UsageReporter ──XADD──> Redis "usage"
+                              └──fsync──> spool ──replay──┘
 """
 
 import asyncio
@@ -19,12 +19,10 @@ from itertools import islice
 import redis.asyncio as redis
 import structlog
 from prometheus_client import Counter, Gauge
-from redis.asyncio.retry import Retry
-from redis.backoff import NoBackoff
 from redis.exceptions import RedisError
 
 from chatmesh.billing.v1 import billing_pb2
-from inference_svc.engine.stream import Counts
+from inference_svc.engine.stream import GeneratedCounts
 from inference_svc.spool import Spool
 
 STREAM = "usage"
@@ -37,22 +35,23 @@ _spooled = Gauge("chatmesh_inference_usage_spool_bytes", "Usage that waits for R
 
 @dataclass(frozen=True, slots=True)
 class MeterLabel:
-    """What every event of one attempt carries."""
+    """What every event of one attempt carries; `step` is the model call of the turn."""
 
     turn_id: str
     attempt: int
     choice_index: int
     model: str
     instance: str
+    step: int = 0
 
 
 class Meter:
     """Turns the counts of one attempt into events, each position once.
 
-    Prompt tokens are reported by the first of the n answers only: they are the turn's.
+    Prompt tokens are reported by the first of the n answers only: they are the step's.
     """
 
-    def __init__(self, label: MeterLabel, counts: Counts) -> None:
+    def __init__(self, label: MeterLabel, counts: GeneratedCounts) -> None:
         self._label, self._counts = label, counts
         self._output_reported = counts.output  # earlier attempts reported those before
         self._prompt_reported = 0
@@ -81,6 +80,7 @@ class Meter:
     ) -> billing_pb2.UsageEvent:
         event = billing_pb2.UsageEvent(
             turn_id=self._label.turn_id,
+            step=self._label.step,
             attempt=self._label.attempt,
             choice_index=self._label.choice_index,
             kind=kind,
@@ -93,29 +93,26 @@ class Meter:
         return event
 
 
-def connect(url: str, timeout_s: float) -> "redis.Redis":
-    """A client that gives up after `timeout_s` instead of trying again: the spool is the retry."""
-    return redis.Redis.from_url(
-        url,
-        socket_timeout=timeout_s,
-        socket_connect_timeout=timeout_s,
-        retry=Retry(NoBackoff(), 0),
-    )
+class UsageReporter:
+    """Collects events of all meters and gets them out. One task writes, so order is kept.
 
-
-class UsageRim:
-    """Collects events of all meters and gets them out. One task writes, so order is kept."""
+    Args:
+        client: gives up at once instead of trying again: the spool is the retry.
+        redis_timeout_s: of one batch.
+    """
 
     def __init__(
         self,
         client: "redis.Redis",
         spool: Spool,
         *,
+        redis_timeout_s: float,
         flush_interval_s: float,
         pending_event_count_max: int,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._client, self._spool, self._clock = client, spool, clock
+        self._redis_timeout_s = redis_timeout_s
         self._flush_interval_s = flush_interval_s
         self._pending_max = pending_event_count_max
         self._meters: set[Meter] = set()
@@ -133,7 +130,7 @@ class UsageRim:
         """Too much waits to be accounted: the node must not generate more."""
         return len(self._pending) >= self._pending_max or self._spool.full
 
-    def open(self, label: MeterLabel, counts: Counts) -> Meter:
+    def open(self, label: MeterLabel, counts: GeneratedCounts) -> Meter:
         """A meter for one attempt; what it counts is reported while it runs."""
         meter = Meter(label, counts)
         self._meters.add(meter)
@@ -166,7 +163,8 @@ class UsageRim:
         report_s = loop.time() + self._flush_interval_s
         while not self._stopping:
             with suppress(TimeoutError):
-                await asyncio.wait_for(self._wake.wait(), max(0.0, report_s - loop.time()))
+                async with asyncio.timeout_at(report_s):
+                    await self._wake.wait()
             self._wake.clear()
             if loop.time() >= report_s:  # not on every wake: that would split the ranges finely
                 report_s = loop.time() + self._flush_interval_s
@@ -189,7 +187,8 @@ class UsageRim:
     async def _replay(self) -> None:
         if self._spool.empty:
             return
-        await self._client.ping()  # before the file is read for nothing
+        async with asyncio.timeout(self._redis_timeout_s):
+            await self._client.ping()  # before the file is read for nothing
         events = await asyncio.to_thread(self._spool.read)
         for begin in range(0, len(events), BATCH_EVENT_COUNT):
             await self._send(events[begin : begin + BATCH_EVENT_COUNT])
@@ -202,7 +201,8 @@ class UsageRim:
         pipeline = self._client.pipeline(transaction=False)
         for event in events:
             pipeline.xadd(STREAM, {"event": event})
-        await pipeline.execute()
+        async with asyncio.timeout(self._redis_timeout_s):
+            await pipeline.execute()
 
     async def _spill(self, cause: Exception) -> None:
         if not self._pending:

@@ -5,15 +5,19 @@ import os
 import ssl
 import urllib.error
 import urllib.request
-from pathlib import Path
 
 from chatmesh.billing.v1 import billing_pb2, billing_pb2_grpc
+from chatmesh.content.v1.content_pb2 import Tier
+from mesh.chassis.enums import words_of
+from mesh.chassis.files import write_private
 from mesh.home import Home
 from mesh.operator import CALL_TIMEOUT_S, Operator
 from mesh.settings import UpSettings
 
 HTTP_TIMEOUT_S = 5.0
 STATUS_OK = 200
+TIER_WORDS = words_of(Tier)
+TIERS = {word: number for number, word in TIER_WORDS.items()}
 
 
 def fetch_status(url: str, key: str = "") -> int:
@@ -73,7 +77,7 @@ async def create_key(
             billing_pb2.CreateAccountRequest(
                 request_id=os.urandom(16).hex(),
                 name=name,
-                tier=billing_pb2.Tier.Value(f"TIER_{tier.upper()}"),
+                tier=TIERS[tier],
                 monthly_budget_nanousd=budget_nanousd,
                 jurisdiction=jurisdiction,
             ),
@@ -108,12 +112,3 @@ def write_environment(home: Home, settings: UpSettings, secret: str) -> str:
         f'-d \'{{"model": "{settings.served_model_id}", "stream": true, "temperature": 0.3, '
         '"messages": [{"role": "user", "content": "Hello! Who are you?"}]}\' --no-buffer\n'
     )
-
-
-def write_private(path: Path, text: str) -> None:
-    """Writes a file that nobody else can read, whole or not at all."""
-    scratch = path.with_name(f"{path.name}.new")
-    descriptor = os.open(scratch, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    with os.fdopen(descriptor, "w") as file:
-        file.write(text)
-    scratch.replace(path)

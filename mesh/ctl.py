@@ -4,6 +4,7 @@ status [--json]        every process: service, instance, pid, address, SPIFFE id
 keys create|list|revoke
 drain INSTANCE         takes an instance out of balancing; its streams finish
 snapshot [--json]      what xDS serves, and who accepted or refused it
+audit [--repair]       generated = released + withheld + unsent = the ledger, turn by turn
 down                   ends the copy that runs in the background
 """
 
@@ -16,7 +17,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import grpc
@@ -26,11 +27,12 @@ from google.protobuf.json_format import MessageToDict
 from chatmesh.billing.v1 import billing_pb2, billing_pb2_grpc
 from chatmesh.mesh.v1 import mesh_pb2
 from mesh import credentials
+from mesh.audit import audit, since
 from mesh.home import Home
 from mesh.operator import CALL_TIMEOUT_S, Operator, describe
+from mesh.tables import print_table
 
 DOWN_TIMEOUT_S = 60.0
-TIERS = ("free", "pro", "enterprise", "admin")
 NANO = 1_000_000_000  # money travels in billionths of a dollar
 
 Command = Callable[[Home, argparse.Namespace], Awaitable[int]]
@@ -131,7 +133,7 @@ async def _accounts(admin: Any) -> Any:
 def _key_row(account: billing_pb2.Account, key: billing_pb2.Key) -> dict[str, str]:
     return {
         "account": account.id,
-        "tier": billing_pb2.Tier.Name(account.tier).removeprefix("TIER_").lower(),
+        "tier": credentials.TIER_WORDS.get(account.tier, str(account.tier)),
         "country": account.jurisdiction,
         "key": key.id,
         "prefix": key.prefix,
@@ -217,14 +219,6 @@ def running_pid(home: Home) -> int | None:
     return None
 
 
-def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Prints left-aligned columns."""
-    widths = [max(len(cell) for cell in column) for column in zip(columns, *rows, strict=True)]
-    for row in ([name.upper() for name in columns], *rows):
-        cells = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))
-        print("  ".join(cells).rstrip())
-
-
 def parser() -> argparse.ArgumentParser:
     """The command line."""
     root = argparse.ArgumentParser(prog="mesh.ctl", description=__doc__.splitlines()[0])
@@ -239,7 +233,7 @@ def parser() -> argparse.ArgumentParser:
     added.add_argument("--json", action="store_true")
     keys = verbs.add_parser("keys", help="API keys").add_subparsers(required=True)
     added = verb(keys, "create", keys_create, "make an account and a key, print the secret")
-    added.add_argument("--tier", choices=TIERS, default="free")
+    added.add_argument("--tier", choices=list(credentials.TIERS), default="free")
     added.add_argument("--name", default="made with mesh.ctl")
     added.add_argument("--account", default="", help="add a key to this account instead")
     added.add_argument("--jurisdiction", default="", help="country whose rules hold, such as DE")
@@ -253,8 +247,18 @@ def parser() -> argparse.ArgumentParser:
     added.add_argument("instance")
     added = verb(verbs, "snapshot", snapshot, "what xDS serves")
     added.add_argument("--json", action="store_true", help="with the resources themselves")
+    _audit_options(verb(verbs, "audit", audit, "compare turns with the ledger"))
     verb(verbs, "down", down, "end the running copy")
     return root
+
+
+def _audit_options(added: argparse.ArgumentParser) -> None:
+    added.add_argument("--account", default="", help="only of this account")
+    added.add_argument("--turn", default="", help="only this turn")
+    added.add_argument("--since", type=since, help="90s, 15m, 2h, 7d ago, or ISO 8601")
+    added.add_argument("--findings", action="store_true", help="only what the audit has found")
+    added.add_argument("--repair", action="store_true", help="write entries that correct it")
+    added.add_argument("--json", action="store_true")
 
 
 def main() -> int:

@@ -1,10 +1,11 @@
 """What a person may set for `make run`; everything has a default that works."""
 
-from pathlib import PurePath
 from typing import Annotated
 
 from pydantic import BeforeValidator, Field
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
+
+from mesh.chassis.model_source import served_model_id
 
 
 def _replicas(text: object) -> object:
@@ -46,17 +47,19 @@ class UpSettings(BaseSettings):
     @property
     def served_model_id(self) -> str:
         """The id under which the model answers."""
-        return self.model_id or PurePath(self.model or MODEL_DEFAULT).name
+        return served_model_id(self.model or MODEL_DEFAULT, self.model_id)
 
     def replicas_of(self, service: str, default: int) -> int:
         """How many processes of a service to run."""
         return self.replicas.get(service, default)
 
-    def model_environment(self) -> dict[str, str]:
-        """The model as its services read it; what is not set keeps their default."""
+    def environment(self) -> dict[str, str]:
+        """What the processes read of it; what is not set keeps their default."""
         given = {
             "MODEL": self.model,
             "MODEL_ID": self.model_id,
             "INFERENCE_ENGINE": self.inference_engine,
+            "EDGE_PORT": str(self.edge_port),
+            "EDGE_TLS_PORT": str(self.edge_tls_port),
         }
         return {name: value for name, value in given.items() if value}

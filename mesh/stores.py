@@ -30,6 +30,11 @@ from pathlib import Path
 
 import psutil
 
+from mesh import redis_users
+from mesh.chassis.files import write_private
+from mesh.chassis.redis_client import connect
+from mesh.redis_users import RedisUser, acl_file
+
 OWNER = "chatmesh_owner"
 DATABASE = "chatmesh"  # made by `mesh.schema.deploy`
 # Below the range of outgoing connections (32768 and up on Linux), so that nobody's connection sits
@@ -139,8 +144,11 @@ def prepare_postgres(folder: Path) -> StoreProcess:
     )
 
 
-def prepare_redis(folder: Path) -> StoreProcess:
+def prepare_redis(folder: Path, users: Iterable[RedisUser] = ()) -> StoreProcess:
     """Writes the configuration of the Redis whose append-only file lives in `folder`.
+
+    Its users are the owner, who may everything, and `users`; they are read from a file at each
+    start, so that a Redis that died comes back with them.
 
     Raises:
         StoreError: the binary is missing.
@@ -148,11 +156,11 @@ def prepare_redis(folder: Path) -> StoreProcess:
     folder = _private_folder(folder)
     password = _secret(folder / "password")
     port = _port(folder / "port")
-    config = folder / "redis.conf"
+    config, acl = folder / "redis.conf", folder / "users.acl"
     settings = {
         "bind": "127.0.0.1",
         "port": str(port),
-        "requirepass": password,  # in a 0600 file, not on the command line
+        "aclfile": f'"{acl}"',  # a 0600 file; nothing secret on the command line
         "dir": f'"{folder}"',
         "appendonly": "yes",
         "appendfsync": "everysec",
@@ -162,8 +170,9 @@ def prepare_redis(folder: Path) -> StoreProcess:
         "tcp-backlog": "128",
         "loglevel": "warning",
     }
-    _write_private(config, "".join(f"{key} {value}\n" for key, value in settings.items()))
-    url = f"redis://:{password}@127.0.0.1:{port}/0"
+    write_private(acl, acl_file(password, users))
+    write_private(config, "".join(f"{key} {value}\n" for key, value in settings.items()))
+    url = f"redis://{redis_users.OWNER}:{password}@127.0.0.1:{port}/0"
     return StoreProcess(
         name="redis",
         command=_launched([_redis_binary(), str(config)], folder, None, signal.SIGTERM),
@@ -175,7 +184,7 @@ def prepare_redis(folder: Path) -> StoreProcess:
 
 
 def role_passwords(folder: Path, services: Iterable[str]) -> dict[str, str]:
-    """Passwords of the services' database roles: service -> password, kept in 0600 files."""
+    """Passwords of the services' roles in a store: service -> password, kept in 0600 files."""
     folder = _private_folder(folder)
     return {service: _secret(folder / f"{service}.password") for service in services}
 
@@ -196,9 +205,7 @@ async def _ping_postgres(url: str) -> None:
 
 
 async def _ping_redis(url: str) -> None:
-    import redis.asyncio
-
-    async with redis.asyncio.Redis.from_url(url, socket_timeout=None) as client:
+    async with connect(url, name="supervisor") as client:
         # While the append-only file is read, Redis answers LOADING, which is an error here.
         await client.ping()
 
@@ -283,7 +290,7 @@ def _initdb(folder: Path, user: pwd.struct_passwd | None, password: str) -> None
     fresh, password_file = folder / "data.new", folder / "password.initdb"
     subprocess.run(["rm", "-rf", str(fresh)], check=True)
     fresh.mkdir(mode=0o700)
-    _write_private(password_file, password)
+    write_private(password_file, password)
     if user:
         for path in (fresh, password_file):
             os.chown(path, user.pw_uid, user.pw_gid)
@@ -343,7 +350,7 @@ def _port(file: Path) -> int:
     for _ in range(PORT_ATTEMPT_COUNT_MAX):
         port = random.SystemRandom().randint(PORT_FIRST, PORT_LAST)
         if _is_free(port):
-            _write_private(file, str(port))
+            write_private(file, str(port))
             return port
     raise StoreError(f"no free port between {PORT_FIRST} and {PORT_LAST} on 127.0.0.1")
 
@@ -360,17 +367,8 @@ def _is_free(port: int) -> bool:
 
 def _secret(file: Path) -> str:
     if not file.exists():
-        _write_private(file, secrets.token_urlsafe(24))
+        write_private(file, secrets.token_urlsafe(24))
     return file.read_text().strip()
-
-
-def _write_private(file: Path, text: str) -> None:
-    """Writes `text` with mode 0600, whole or not at all."""
-    fresh = file.with_name(f"{file.name}.{os.getpid()}.new")
-    descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    with os.fdopen(descriptor, "w") as stream:
-        stream.write(text)
-    fresh.rename(file)
 
 
 def _private_folder(folder: Path) -> Path:

@@ -17,9 +17,12 @@ from pathlib import Path
 
 import structlog
 
+from mesh.chassis.files import write_private
+
+# Of the second and later deaths in a row; the first one after a settled life is made good at once.
 RESTART_DELAY_S_MIN = 0.1
 RESTART_DELAY_S_MAX = 5.0
-# A process that lived this long is well: its next death starts again at the shortest delay.
+# A process that lived this long is well: its next death is a first one again.
 SETTLED_AFTER_S = 10.0
 LOG_SIZE_BYTES_MAX = 16 << 20
 
@@ -67,6 +70,11 @@ class Process:
     restarts: int = 0
     started_at: float = 0.0
     child: asyncio.subprocess.Process | None = None
+
+
+def next_delay_s(delay_s: float) -> float:
+    """Seconds to wait before the next start in a row, after a wait of delay_s before this one."""
+    return min(max(2 * delay_s, RESTART_DELAY_S_MIN), RESTART_DELAY_S_MAX)
 
 
 def log_to(path: Path) -> None:
@@ -132,7 +140,7 @@ class Supervisor:
         self._write_table()
 
     async def _keep(self, process: Process) -> None:
-        delay_s = RESTART_DELAY_S_MIN
+        delay_s = 0.0
         while not self._stopping:
             try:
                 await self._start_once(process)
@@ -146,13 +154,13 @@ class Supervisor:
                     return
                 log.warning("died", instance_ended=process.name, status=status)
                 if time.monotonic() - process.started_at > SETTLED_AFTER_S:
-                    delay_s = RESTART_DELAY_S_MIN
+                    delay_s = 0.0
             if self._stopping:
                 return
             process.restarts += 1
             self._write_table()
             await asyncio.sleep(delay_s)
-            delay_s = min(delay_s * 2, RESTART_DELAY_S_MAX)
+            delay_s = next_delay_s(delay_s)
 
     async def _start_once(self, process: Process) -> None:
         launch = await process.prepare()
@@ -192,9 +200,7 @@ class Supervisor:
             }
             for p in self._processes.values()
         ]
-        scratch = self._table.with_suffix(".new")
-        scratch.write_text(json.dumps(rows))
-        scratch.replace(self._table)
+        write_private(self._table, json.dumps(rows))
 
 
 @contextlib.contextmanager

@@ -13,11 +13,12 @@ from urllib.parse import urlsplit
 import grpc
 
 from chatmesh.mesh.v1 import mesh_pb2
-from mesh import credentials, schema, stores
+from mesh import credentials, redis_users, schema, stores
 from mesh.chassis import identity
 from mesh.edge.bootstrap import BOOTSTRAP_FILE, discard_files, envoy_command
 from mesh.home import PROJECT, Home
 from mesh.operator import Operator, join
+from mesh.redis_users import RedisUser
 from mesh.settings import UpSettings
 from mesh.supervisor import Launch, Process, Supervisor, tied
 from mesh.topology import Topology
@@ -44,11 +45,14 @@ class System:
 
     def __init__(self, home: Home, settings: UpSettings, topology: Topology, say: Say) -> None:
         self._home, self._settings, self._topology, self._say = home, settings, topology, say
-        self._renewal: asyncio.Task[None] | None = None
+        # Work of our own that runs as long as the copy does.
+        self._tasks: list[asyncio.Task[None]] = []
         self._supervisor = Supervisor(home.log, home.table)
         self._operator = Operator(home)
         self._urls: dict[str, str] = {}
         self._database_urls: Mapping[str, str] = {}
+        self._redis_urls: Mapping[str, str] = {}
+        self._redis_users = self._make_redis_users()
         self._names: list[str] = []
 
     async def start(self) -> None:
@@ -57,7 +61,7 @@ class System:
         await self._start_stores()
         await self._await_file(self._home.control / "join-address", "control-1")
         own = await join(self._home)
-        self._renewal = asyncio.create_task(self._keep_operator(own))
+        self._tasks.append(asyncio.create_task(self._keep_operator(own)))
         discard_files(self._edge_dir)
         instances = self._start_services()
         await self._await_file(self._edge_dir / BOOTSTRAP_FILE, "edge-1")
@@ -74,8 +78,8 @@ class System:
 
     async def stop(self) -> None:
         """Ends everything, the edge first and the stores last."""
-        if self._renewal is not None:
-            self._renewal.cancel()
+        for task in self._tasks:
+            task.cancel()
         services = [name for name in self._names if name not in ("envoy", "control-1", *STORES)]
         for group in (["envoy"], services, ["control-1"], list(STORES)):
             await self._supervisor.stop(group, STOP_TIMEOUT_S)
@@ -84,7 +88,10 @@ class System:
 
     async def _start_stores(self) -> None:
         given = {"postgres": self._settings.database_url, "redis": self._settings.redis_url}
-        prepare = {"postgres": stores.prepare_postgres, "redis": stores.prepare_redis}
+        prepare: Mapping[str, Callable[[Path], stores.StoreProcess]] = {
+            "postgres": stores.prepare_postgres,
+            "redis": partial(stores.prepare_redis, users=self._redis_users.values()),
+        }
         embedded = []
         for name in STORES:
             if given[name]:
@@ -99,12 +106,30 @@ class System:
             await process.ready()
             self._say(process.name, "ready")
         self._database_urls = await self._deploy_tables()
+        self._redis_urls = await self.admit_to_redis(self._urls["redis"])
 
     async def _deploy_tables(self) -> Mapping[str, str]:
         owners = [name for name, s in self._topology.services.items() if "postgres" in s.needs]
         passwords = stores.role_passwords(self._home.folder / "roles", owners)
         folders = schema.schema_folders(PROJECT)
         return await schema.deploy(self._urls["postgres"], passwords, folders)
+
+    def _make_redis_users(self) -> dict[str, RedisUser]:
+        accesses = {n: s.redis for n, s in self._topology.services.items() if s.redis}
+        passwords = stores.role_passwords(self._home.folder / "redis-roles", accesses)
+        return {name: RedisUser(name, passwords[name], accesses[name]) for name in accesses}
+
+    async def admit_to_redis(self, url: str) -> Mapping[str, str]:
+        """URL by service; the same for all in a Redis that does not let us make users."""
+        users = self._redis_users
+        if self._settings.redis_url:
+            try:
+                await redis_users.create(url, users.values())
+            except redis_users.RedisUsersError as error:
+                self._say("redis", f"shared by all services, which have no users there ({error})")
+                return dict.fromkeys(users, url)
+            self._tasks.append(asyncio.create_task(redis_users.keep(url, users)))
+        return {name: user.url(url) for name, user in users.items()}
 
     # -- processes ---------------------------------------------------------------------------
 
@@ -136,10 +161,8 @@ class System:
             # A restarted control plane must be where everybody looks for it.
             "CONTROL_ADDRESS": _recorded(self._home.control / "address"),
             "CONTROL_JOIN_ADDRESS": _recorded(self._home.control / "join-address"),
-            "EDGE_PORT": str(self._settings.edge_port),
-            "EDGE_TLS_PORT": str(self._settings.edge_tls_port),
         }
-        return _python("mesh.control", self._environment(env))
+        return _python("mesh.control", self._environment("control", env))
 
     def _start_services(self) -> list[str]:
         instances = []
@@ -165,12 +188,9 @@ class System:
                 "CHATMESH_JOIN_TOKEN": await self._operator.join_token(service),
                 "CHATMESH_TRUST_BUNDLE": str(self._home.trust_bundle),
                 "CHATMESH_STATE_DIR": str(state_dir),
-                "EDGE_PORT": str(self._settings.edge_port),
-                "EDGE_TLS_PORT": str(self._settings.edge_tls_port),
                 **self._store_urls(service),
-                **self._settings.model_environment(),
             }
-            return _python(module, self._environment(env))
+            return _python(module, self._environment(service, env))
 
         return prepare
 
@@ -180,7 +200,7 @@ class System:
         if "postgres" in needs:
             urls["DATABASE_URL"] = self._database_urls[service]
         if "redis" in needs:
-            urls["REDIS_URL"] = self._urls["redis"]
+            urls["REDIS_URL"] = self._redis_urls[service]
         return urls
 
     def _envoy(self) -> Process:
@@ -193,13 +213,12 @@ class System:
         )
 
     async def _prepare_envoy(self) -> Launch:
-        return Launch(tied(envoy_command(self._edge_dir), self._edge_dir), self._environment({}))
+        command = tied(envoy_command(self._edge_dir), self._edge_dir)
+        return Launch(command, self._environment("edge", {}))
 
-    def _environment(self, extra: Mapping[str, str]) -> dict[str, str]:
-        # The owner's database and the operator's secrets are nobody else's.
-        hidden = {"DATABASE_URL", "REDIS_URL", "GRPC_XDS_BOOTSTRAP_CONFIG"}
-        kept = {key: value for key, value in os.environ.items() if key not in hidden}
-        return {**kept, **extra}
+    def _environment(self, service: str, own: Mapping[str, str]) -> dict[str, str]:
+        """The whole environment of a process: what the topology lets it see, and what is its."""
+        return process_environment(self._topology, self._settings, service, os.environ, own)
 
     async def _keep_operator(self, own: identity.Identity) -> None:
         while True:
@@ -248,6 +267,25 @@ class System:
                     raise UpError(f"{name} does not start:\n{self._supervisor.tail(name)}")
             await asyncio.sleep(POLL_S)
         raise UpError(f"not ready within {START_TIMEOUT_S:.0f} s: {', '.join(names)}")
+
+
+def process_environment(
+    topology: Topology,
+    settings: UpSettings,
+    service: str,
+    given: Mapping[str, str],
+    own: Mapping[str, str],
+) -> dict[str, str]:
+    """The environment of a process of a service.
+
+    Args:
+        topology: says which variables the service may see.
+        settings: what was checked of the operator's environment stands above what was written.
+        service: its name.
+        given: the operator's environment.
+        own: what this process alone gets; not filtered.
+    """
+    return {**topology.environment_of(service, {**given, **settings.environment()}), **own}
 
 
 def _python(module: str, environment: Mapping[str, str]) -> Launch:

@@ -10,14 +10,16 @@ import pkgutil
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from enum import StrEnum
 from pathlib import Path
 from types import MappingProxyType
 from typing import Literal, cast
 
-import yaml
 from google.protobuf import descriptor, descriptor_pool
 
-from mesh.checked_yaml import CheckedYaml, hint
+from mesh.chassis.checked_yaml import Value, YamlError, hint, optional
+from mesh.chassis.checked_yaml import parse as parse_yaml
+from mesh.privileges import RedisAccess, read_environment, read_redis, visible
 
 TOPOLOGY_FILE = Path(__file__).with_name("topology.yaml")
 
@@ -28,26 +30,31 @@ NAME = re.compile(r"[a-z][a-z0-9-]{0,30}")
 PACKAGE = re.compile(r"[a-z][a-z0-9_]*(\.[a-z][a-z0-9_]*)*")
 EVERYBODY = "*"
 
-Retry = Literal["repeatable", "once"]
 Pick = Literal["any", "instance"]
 Need = Literal["postgres", "redis"]
-RETRIES = ("repeatable", "once")
 PICKS = ("any", "instance")
 NEEDS = ("postgres", "redis")
 
-ROOT_KEYS = ("trust_domain", "defaults", "services", "identities")
+ROOT_KEYS = ("trust_domain", "defaults", "environment", "services", "identities")
 DEFAULT_KEYS = ("deadline_ms", "retry")
-SERVICE_KEYS = ("command", "replicas", "pick", "needs", "serves")
+SERVICE_KEYS = ("command", "replicas", "pick", "needs", "redis", "environment", "serves")
 SERVES_KEYS = ("callers", "deadline_ms", "deadline_optional", "retry", "methods")
 METHOD_KEYS = ("callers", "deadline_ms", "deadline_optional", "retry", "anonymous")
 
 
-class TopologyError(ValueError):
-    """A topology that cannot be used; `problems` has one line a mistake."""
+class Retry(StrEnum):
+    """What a failed call means for a second try; the words of the file."""
 
-    def __init__(self, problems: Iterable[str]) -> None:
-        self.problems = tuple(problems)
-        super().__init__("\n".join(self.problems))
+    # Made again twice: by the mesh between services, by the edge for clients.
+    REPEATABLE = "repeatable"
+    # Made again by the edge only: a second call with the same turn id joins the first.
+    JOINABLE = "joinable"
+    # The first failure reaches the caller.
+    ONCE = "once"
+
+
+class TopologyError(YamlError):
+    """A topology that cannot be used; `problems` has one line a mistake."""
 
 
 @dataclass(frozen=True)
@@ -77,6 +84,10 @@ class Service:
     replicas: int
     pick: Pick
     needs: tuple[Need, ...]
+    # None: it has no business there.
+    redis: RedisAccess | None
+    # Variables of the operator's environment that it may see, besides the common ones.
+    environment: tuple[str, ...]
     methods: tuple[Method, ...]
 
 
@@ -89,6 +100,12 @@ class Topology:
     services: Mapping[str, Service]
     # People and supervisors: identities without a service.
     identities: tuple[str, ...]
+    # Variables of the operator's environment that every process may see.
+    environment: tuple[str, ...] = ()
+
+    def environment_of(self, name: str, offered: Mapping[str, str]) -> dict[str, str]:
+        """What a service may see of the variables that are there."""
+        return visible(offered, (*self.environment, *self.services[name].environment))
 
     def names(self) -> tuple[str, ...]:
         """Everybody who can have an identity."""
@@ -138,15 +155,12 @@ def parse(text: str, source: str = "topology") -> Topology:
         TopologyError: the text has mistakes.
     """
     try:
-        root = yaml.compose(text, Loader=yaml.SafeLoader)
-    except yaml.YAMLError as error:
-        raise TopologyError([f"{source}: not YAML: {error}"]) from error
-    if root is None:
-        raise TopologyError([f"{source}: empty; copy mesh/topology.yaml and change it"])
-    reader = _Reader(source)
-    topology = reader.topology(root)
-    if reader.problems:
-        raise TopologyError(reader.problems)
+        root = parse_yaml(text, source, collect=True)
+        topology = _Reader().topology(root)
+    except YamlError as error:
+        raise TopologyError(error.problems) from error
+    if root.problems:
+        raise TopologyError(root.problems)
     return topology
 
 
@@ -178,90 +192,88 @@ class _Rules:
 
     callers: tuple[str, ...] = ()
     deadline_ms: int = 0
-    retry: Retry = "once"
+    retry: Retry = Retry.ONCE
     deadline_optional: bool = False
 
 
-class _Reader(CheckedYaml):
-    """Reads the nodes of a topology and collects every problem."""
+class _Reader:
+    """Reads the values of a topology; what is wrong is noted and the reading goes on."""
 
-    def __init__(self, source: str) -> None:
-        super().__init__(source)
+    def __init__(self) -> None:
         self._names: tuple[str, ...] = ()
         self._served: dict[str, str] = {}
 
-    def topology(self, root: yaml.Node) -> Topology:
-        fields = self.fields(root, "", ROOT_KEYS, required=("trust_domain", "services"))
-        trust_domain = self.text(fields, "trust_domain", "", "")
-        identities = self.words(fields.get("identities"), "identities")
-        defaults = self.rules(
-            self.fields(fields.get("defaults"), "defaults", DEFAULT_KEYS), "defaults", _Rules()
-        )
-        services = self.fields(fields.get("services"), "services")
+    def topology(self, root: Value) -> Topology:
+        fields = root.fields(ROOT_KEYS, required=("trust_domain", "services"))
+        trust_domain = optional(fields, "trust_domain", Value.text, "")
+        identities = tuple(optional(fields, "identities", Value.texts, list[str]()))
+        defaults = _Rules()
+        if "defaults" in fields:
+            defaults = self.rules(fields["defaults"].fields(DEFAULT_KEYS), defaults)
+        services = fields["services"].fields() if "services" in fields else {}
         self._names = (*services, *identities)
         for name in identities:
-            self.check_name(fields["identities"], f"identities.{name}", name)
+            self.check_name(fields["identities"], name)
             if name in services:
-                self.complain(
-                    fields["identities"], f"identities.{name}", "is a service too; rename one"
-                )
-        checked = {
-            name: self.service(name, node, f"services.{name}", defaults)
-            for name, node in services.items()
-        }
-        return Topology(trust_domain, MappingProxyType(checked), identities)
+                fields["identities"].complain(f"{name} is a service too; rename one")
+        checked = {name: self.service(name, body, defaults) for name, body in services.items()}
+        environment = optional(fields, "environment", read_environment, tuple[str, ...]())
+        return Topology(trust_domain, MappingProxyType(checked), identities, environment)
 
-    def service(self, name: str, node: yaml.Node, path: str, defaults: _Rules) -> Service:
-        self.check_name(node, path, name)
-        fields = self.fields(node, path, SERVICE_KEYS, required=("command", "serves"))
-        serves = self.fields(fields.get("serves"), f"{path}.serves")
+    def service(self, name: str, body: Value, defaults: _Rules) -> Service:
+        self.check_name(body, name)
+        fields = body.fields(SERVICE_KEYS, required=("command", "serves"))
+        serves = fields["serves"].fields() if "serves" in fields else {}
         methods = tuple(
             method
-            for contract, body in serves.items()
-            for method in self.contract(name, contract, body, f"{path}.serves.{contract}", defaults)
+            for contract, served in serves.items()
+            for method in self.contract(name, contract, served, defaults)
         )
+        needs = optional(fields, "needs", _needs, tuple[Need, ...]())
+        if "redis" in needs and "redis" not in fields:
+            body.complain("redis is missing; say which keys and commands it needs there")
+        elif "redis" in fields and "redis" not in needs:
+            fields["redis"].complain("it does not need redis; add it to needs, or remove this")
         return Service(
             name=name,
-            command=self.text(fields, "command", path, ""),
-            replicas=self.number(fields, "replicas", path, 1, REPLICAS_MAX),
-            pick=cast(Pick, self.choice(fields, "pick", path, PICKS, "any")),
-            needs=cast(tuple[Need, ...], self.needs(fields.get("needs"), f"{path}.needs")),
+            command=optional(fields, "command", _module, ""),
+            replicas=optional(fields, "replicas", lambda v: v.integer(0, REPLICAS_MAX), 1),
+            pick=cast(Pick, optional(fields, "pick", lambda v: v.word(PICKS), "any")),
+            needs=needs,
+            redis=optional(fields, "redis", read_redis, None),
+            environment=optional(fields, "environment", read_environment, tuple[str, ...]()),
             methods=methods,
         )
 
     def contract(
-        self, service: str, contract: str, node: yaml.Node, path: str, defaults: _Rules
+        self, service: str, contract: str, body: Value, defaults: _Rules
     ) -> Iterable[Method]:
-        fields = self.fields(node, path, SERVES_KEYS, required=("methods",))
-        rules = self.rules(fields, path, defaults)
+        fields = body.fields(SERVES_KEYS, required=("methods",))
+        rules = self.rules(fields, defaults)
         found = service_descriptor(contract)
         if found is None:
-            self.complain(node, path, "no contract has this service; see proto/chatmesh/*/v1")
+            body.complain("no contract has this service; see proto/chatmesh/*/v1")
             return
         owner = self._served.setdefault(contract, service)
         if owner != service:
-            self.complain(node, path, f"{owner} serves it already; give it to one of the two")
-        for name, body in self.fields(fields.get("methods"), f"{path}.methods").items():
-            yield self.method(found, name, body, f"{path}.methods.{name}", rules)
+            body.complain(f"{owner} serves it already; give it to one of the two")
+        methods = fields["methods"].fields() if "methods" in fields else {}
+        for name, method in methods.items():
+            yield self.method(found, name, method, rules)
 
     def method(
-        self,
-        contract: descriptor.ServiceDescriptor,
-        name: str,
-        node: yaml.Node,
-        path: str,
-        inherited: _Rules,
+        self, contract: descriptor.ServiceDescriptor, name: str, body: Value, inherited: _Rules
     ) -> Method:
-        fields = self.fields(node, path, METHOD_KEYS)
-        rules = self.rules(fields, path, inherited)
-        anonymous = self.flag(fields, "anonymous", path, False)
+        fields = body.fields(METHOD_KEYS)
+        rules = self.rules(fields, inherited)
+        anonymous = optional(fields, "anonymous", Value.flag, False)
         known = contract.methods_by_name
         if name not in known:
-            self.complain(node, path, f"{contract.name} has no such method{hint(name, known)}")
-        elif rules.retry == "repeatable" and known[name].client_streaming:
-            self.complain(node, path, "a stream of requests cannot be repeated; say retry: once")
+            body.complain(f"{contract.name} has no such method{hint(name, known)}")
+        elif rules.retry is not Retry.ONCE and known[name].client_streaming:
+            body.complain("a stream of requests cannot be repeated; say retry: once")
         if not rules.callers and not anonymous:
-            self.complain(node, path, "nobody may call it; add callers: [...]")
+            body.complain("no caller is allowed; add callers: [...]")
         return Method(
             name=f"{contract.full_name}/{name}",
             callers=rules.callers,
@@ -271,36 +283,43 @@ class _Reader(CheckedYaml):
             anonymous=anonymous,
         )
 
-    def rules(self, fields: Mapping[str, yaml.Node], path: str, above: _Rules) -> _Rules:
-        callers = above.callers
-        if "callers" in fields:
-            callers = self.callers(fields["callers"], f"{path}.callers")
+    def rules(self, fields: Mapping[str, Value], above: _Rules) -> _Rules:
         return _Rules(
-            callers,
-            self.number(fields, "deadline_ms", path, above.deadline_ms, DEADLINE_MS_MAX),
-            cast(Retry, self.choice(fields, "retry", path, RETRIES, above.retry)),
-            self.flag(fields, "deadline_optional", path, above.deadline_optional),
+            self.callers(fields["callers"]) if "callers" in fields else above.callers,
+            optional(
+                fields, "deadline_ms", lambda v: v.integer(0, DEADLINE_MS_MAX), above.deadline_ms
+            ),
+            optional(fields, "retry", _retry, above.retry),
+            optional(fields, "deadline_optional", Value.flag, above.deadline_optional),
         )
 
-    def callers(self, node: yaml.Node, path: str) -> tuple[str, ...]:
-        words = self.words(node, path)
-        for word in words:
-            if word not in self._names and word != EVERYBODY:
-                self.complain(
-                    node, path, f"nobody is called {word!r}{hint(word, self._names)}; callers are "
-                    "services, identities or '*'"
-                )  # fmt: skip
-        if not set(words) <= {*self._names, EVERYBODY}:
-            return words  # complained of; "nobody may call it" would only be noise
+    def callers(self, value: Value) -> tuple[str, ...]:
+        words = optional({"": value}, "", Value.texts, list[str]())
+        unknown = [word for word in words if word not in (*self._names, EVERYBODY)]
+        for word in unknown:
+            value.complain(
+                f"no caller is called {word!r}{hint(word, self._names)}; callers are services, "
+                "identities or '*'"
+            )
+        if unknown:
+            return tuple(words)  # complained of; "no caller is allowed" would only be noise
         return tuple(name for name in self._names if name in words or EVERYBODY in words)
 
-    def needs(self, node: yaml.Node | None, path: str) -> tuple[str, ...]:
-        words = self.words(node, path)
-        for word in words:
-            if word not in NEEDS and node is not None:
-                self.complain(node, path, f"{word!r} is no store; one of: {', '.join(NEEDS)}")
-        return words
-
-    def check_name(self, node: yaml.Node, path: str, name: str) -> None:
+    def check_name(self, value: Value, name: str) -> None:
         if not NAME.fullmatch(name):
-            self.complain(node, path, "names are a-z, 0-9 and '-', from a letter, 31 at most")
+            value.complain(f"{name!r}: names are a-z, 0-9 and '-', from a letter, 31 at most")
+
+
+def _retry(value: Value) -> Retry:
+    return Retry(value.word(tuple(Retry)))
+
+
+def _module(value: Value) -> str:
+    text = value.text()
+    if not PACKAGE.fullmatch(text):
+        value.fail("must be a Python module, such as safety_svc")
+    return text
+
+
+def _needs(value: Value) -> tuple[Need, ...]:
+    return tuple(cast(Need, item.word(NEEDS)) for item in value.sequence())

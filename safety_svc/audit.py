@@ -18,6 +18,7 @@ import structlog
 from prometheus_client import Counter, Histogram
 
 from mesh.chassis.errors import MeshError
+from mesh.chassis.postgres import StoreUnavailableError
 from safety_svc.detectors.base import Finding
 from safety_svc.policy import Direction, Failure, Judgement, Policy
 from safety_svc.screen import strongest
@@ -164,10 +165,6 @@ class AuditStore(Protocol):
     async def insert(self, rows: Sequence[Decision]) -> None:
         """Adds all rows, or raises StoreUnavailableError and adds none."""
         ...
-
-
-class StoreUnavailableError(Exception):
-    """The rows could not be added."""
 
 
 class Audit:

@@ -12,11 +12,14 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import IntEnum, StrEnum
 
+from chatmesh.content.v1.content_pb2 import Tier
+from mesh.chassis.enums import words_of
 from safety_svc.detectors.base import Audience, Category, Finding
 from safety_svc.detectors.kinds import CATEGORIES
 
 WINDOW_TOKEN_COUNT_MAX = 256
-TIERS = ("free", "pro", "enterprise", "admin")
+TIER_WORDS = words_of(Tier)
+TIERS = tuple(TIER_WORDS.values())
 
 
 class Direction(StrEnum):

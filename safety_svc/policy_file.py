@@ -5,9 +5,9 @@ import itertools
 import re
 import string
 
+from mesh.chassis.checked_yaml import Value, parse
 from safety_svc.detectors.base import Category
 from safety_svc.detectors.kinds import KINDS
-from safety_svc.document import Value, parse
 from safety_svc.policy import (
     TIERS,
     WINDOW_TOKEN_COUNT_MAX,
@@ -45,19 +45,16 @@ _ACCOUNT = re.compile(r"[!-~]{1,128}")
 
 
 def read(text: str, file: str) -> Policy:
-    """Checks a policy document; raises DocumentError with file, line and remedy."""
-    top = parse(text, file).mapping(_REQUIRED | _OPTIONAL, _REQUIRED)
-    top["base"].mapping(_PLAIN_KEYS | _RULE_KEYS, _BASE_KEYS)
-    version = top["version"].text()
-    if len(version) > VERSION_LENGTH_MAX:
-        top["version"].fail("the version is too long", f"use {VERSION_LENGTH_MAX} characters")
+    """Checks a policy document; raises YamlError with file, line and remedy."""
+    top = parse(text, file).fields(_REQUIRED | _OPTIONAL, _REQUIRED)
+    top["base"].fields(_PLAIN_KEYS | _RULE_KEYS, _BASE_KEYS)
     messages = _known(top.get("messages"), _CATEGORIES)
     terms = _known(top.get("terms"), _CATEGORIES)
     replacement = REPLACEMENT_DEFAULT
     if "replacement" in top:
         replacement = _template(top["replacement"], "type")
     return Policy(
-        version=version,
+        version=top["version"].text(VERSION_LENGTH_MAX),
         digest=hashlib.sha256(text.encode()).hexdigest(),
         terms={Category(word): tuple(value.texts()) for word, value in terms.items()},
         allowed=_allowed(top.get("allow")),
@@ -75,31 +72,31 @@ def read(text: str, file: str) -> Policy:
 
 def _known(value: Value | None, allowed: frozenset[str]) -> dict[str, Value]:
     """The pairs of an optional mapping."""
-    return value.mapping(allowed, frozenset()) if value else {}
+    return value.fields(allowed) if value else {}
 
 
 def _countries(value: Value | None) -> dict[str, Value]:
-    pairs = dict(value.items()) if value else {}
+    pairs = value.fields() if value else {}
     for word, child in pairs.items():
         if not _COUNTRY.fullmatch(word):
-            child.fail(f"{word} is no country", "use ISO 3166-1 alpha-2 such as DE")
+            child.fail("is no country; use ISO 3166-1 alpha-2 such as DE")
     return pairs
 
 
 def _accounts(value: Value | None) -> dict[str, Value]:
-    pairs = dict(value.items()) if value else {}
+    pairs = value.fields() if value else {}
     for word, child in pairs.items():
         if not _ACCOUNT.fullmatch(word):
-            child.fail(f"{word} is no account id", "use the id that `mesh.ctl keys list` shows")
+            child.fail("is no account id; use the id that `mesh.ctl keys list` shows")
     if value and len(pairs) > ACCOUNT_COUNT_MAX:
-        value.fail(f"more than {ACCOUNT_COUNT_MAX} accounts", "give them a tier of their own")
+        value.fail(f"more than {ACCOUNT_COUNT_MAX}; give them a tier of their own")
     return pairs
 
 
 def _allowed(value: Value | None) -> tuple[str, ...]:
     texts = value.texts() if value else []
     if value and len(texts) > ALLOWED_COUNT_MAX:
-        value.fail(f"more than {ALLOWED_COUNT_MAX} allowed texts", "use * to join some")
+        value.fail(f"more than {ALLOWED_COUNT_MAX} texts; use * to join some")
     return tuple(text.casefold() for text in texts)
 
 
@@ -109,9 +106,11 @@ def _template(value: Value, field: str) -> str:
     try:
         fields = {name for _, name, _, _ in string.Formatter().parse(text) if name is not None}
     except ValueError:
-        value.fail("a brace stands alone", "write {{ or }} for a brace")
+        value.fail("a brace stands alone; write {{ or }} for a brace")
     if fields - {field}:
-        value.fail(f"unknown placeholder {{{min(fields - {field})}}}", f"use {{{field}}}, or {{{{")
+        value.fail(
+            f"unknown placeholder {{{min(fields - {field})}}}; use {{{field}}}, or {{{{ for a brace"
+        )
     return text
 
 
@@ -120,7 +119,7 @@ def _overrides(pairs: dict[str, Value]) -> dict[str, Override]:
 
 
 def _override(value: Value) -> Override:
-    entry = value.mapping(_PLAIN_KEYS | _RULE_KEYS, frozenset())
+    entry = value.fields(_PLAIN_KEYS | _RULE_KEYS)
     window = entry.get("window_token_count")
     words = {
         key: entry[key].word(frozenset(kind))
@@ -158,14 +157,13 @@ def _rule(value: Value) -> Rule:
     if not value.is_mapping:
         word = value.word(words | {_ALWAYS})
         return () if word == _ALWAYS else (Threshold(0.0, _ACTIONS[word]),)
-    pairs = value.mapping(words, frozenset())
+    pairs = value.fields(words)
     thresholds = [Threshold(score.probability(), _ACTIONS[word]) for word, score in pairs.items()]
     thresholds.sort(key=lambda one: one.action, reverse=True)
     for stronger, milder in itertools.pairwise(thresholds):
         if milder.score >= stronger.score:
             value.fail(
                 f"{milder.action.name.lower()} needs a lower score than "
-                f"{stronger.action.name.lower()}",
-                "give the stronger action the higher score",
+                f"{stronger.action.name.lower()}; give the stronger action the higher score"
             )
     return tuple(thresholds)

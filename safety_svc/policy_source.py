@@ -1,6 +1,5 @@
 """The policy in force: a file, read again when it changes; a bad new one changes nothing."""
 
-import asyncio
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -9,12 +8,10 @@ import structlog
 from prometheus_client import Counter, Gauge
 
 from mesh.chassis.errors import MeshError
+from mesh.chassis.followed_file import FollowedFile
 from safety_svc.detectors.rulebook import Detectors, house_rules
-from safety_svc.document import DocumentError
 from safety_svc.policy import Policy
 from safety_svc.policy_file import read
-
-POLICY_BYTE_COUNT_MAX = 1 << 20
 
 _log = structlog.get_logger()
 _reads = Counter("chatmesh_safety_policy_reads_total", "Policies read, by outcome.", ["outcome"])
@@ -30,7 +27,7 @@ class Published:
 
 
 def published(text: str, file: str) -> Published:
-    """Checks a policy document and makes its detectors; raises DocumentError."""
+    """Checks a policy document and makes its detectors; raises YamlError."""
     policy = read(text, file)
     return Published(policy, Detectors(house_rules(), policy.terms, policy.allowed))
 
@@ -44,51 +41,37 @@ class PolicySource:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._seen: bytes | None = None
-        self._published: Published | None = None
+        self._file = FollowedFile(
+            path, parse=lambda text: published(text, str(path)), refused=self._refuse
+        )
 
     @property
     def current(self) -> Published:
         """The policy in force; raises MeshError NO_POLICY when there is none."""
-        if self._published is None:
+        if self._file.current is None:
             raise MeshError(
                 grpc.StatusCode.FAILED_PRECONDITION,
                 "NO_POLICY",
                 f"No checked safety policy is loaded. The operator must mend {self._path.name}; "
                 "the log of the safety service says which line.",
             )
-        return self._published
+        return self._file.current
 
     def refresh(self) -> bool:
         """Reads the file when it changed; True when a new policy is in force."""
-        try:
-            data = self._path.read_bytes()[:POLICY_BYTE_COUNT_MAX]
-        except OSError as error:
-            if self._seen is not None or self._published is None:
-                self._refuse(f"{self._path}: {error.strerror}; put the policy file there")
-            self._seen = None
-            return False
-        if data == self._seen:
-            return False
-        self._seen = data
-        try:
-            found = published(data.decode(), str(self._path))
-        except (DocumentError, UnicodeDecodeError) as error:
-            self._refuse(str(error))
-            return False
-        self._published = found
-        _reads.labels("published").inc()
-        _loaded.set(1)
-        _log.info("policy_published", version=found.policy.version, digest=found.policy.digest)
-        return True
+        return self._file.refresh(_announce)
 
     async def follow(self, interval_s: float) -> None:
         """Refreshes for ever."""
-        while True:
-            await asyncio.sleep(interval_s)
-            self.refresh()
+        await self._file.follow(interval_s, _announce)
 
-    def _refuse(self, problem: str) -> None:
+    def _refuse(self, error: OSError | ValueError) -> None:
         _reads.labels("refused").inc()
-        kept = self._published.policy.version if self._published else None
-        _log.error("policy_refused", problem=problem, kept_version=kept)
+        kept = self._file.current.policy.version if self._file.current else None
+        _log.error("policy_refused", problem=str(error), kept_version=kept)
+
+
+def _announce(found: Published) -> None:
+    _reads.labels("published").inc()
+    _loaded.set(1)
+    _log.info("policy_published", version=found.policy.version, digest=found.policy.digest)

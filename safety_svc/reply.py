@@ -14,7 +14,7 @@ from safety_svc import wire
 from safety_svc.audit import QUOTATION_LENGTH_MAX, Judge
 from safety_svc.backends.base import Backend, BackendError
 from safety_svc.detectors.base import Audience, Finding
-from safety_svc.detectors.windowed import Look
+from safety_svc.detectors.windowed import TextWindow
 from safety_svc.policy import Direction, Failure, Quoting, Regime
 from safety_svc.policy_source import Published
 from safety_svc.screen import Halted, Outcome, Passed, Released, ReplyScreener
@@ -141,7 +141,7 @@ class ReplySession:
         while self._quoted_length - len(self._quoted[0]) >= QUOTATION_LENGTH_MAX:
             self._quoted_length -= len(self._quoted.pop(0))
 
-    async def _look(self, look: Look) -> None:
+    async def _look(self, look: TextWindow) -> None:
         assert self._backend is not None
         findings: list[Finding] = []
         try:

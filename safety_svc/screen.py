@@ -28,7 +28,7 @@ from safety_svc.detectors.base import NOWHERE, Finding, Scanner, byte_count
 from safety_svc.detectors.windowed import (
     STRIDE_LENGTH_MIN,
     STRIDE_LENGTH_PER_TOKEN,
-    Look,
+    TextWindow,
     Windows,
 )
 from safety_svc.masking import Mask, mask_of, merged
@@ -90,8 +90,8 @@ class ReplyScreener:
     ) -> None:
         self._regime, self._scanners, self._masking = regime, scanners, masking
         self._windows = Windows(max(stride_min, stride_of(regime))) if stride_min else None
-        self._due: list[Look] = []
-        self._pending: dict[Look, None] = {}  # in the order of the text, the due ones too
+        self._due: list[TextWindow] = []
+        self._pending: dict[TextWindow, None] = {}  # in the order of the text, the due ones too
         self._judged = NOWHERE if self._windows is None else 0  # the classifier read up to here
         self._undecided: list[Finding] = []
         self._findings: list[Finding] = []
@@ -145,12 +145,12 @@ class ReplyScreener:
         self._ended = True
         return self._take("")
 
-    def looks(self) -> list[Look]:
+    def looks(self) -> list[TextWindow]:
         """What the classifier is to judge, each once."""
         due, self._due = self._due, []
         return due
 
-    def judged(self, look: Look, findings: Iterable[Finding]) -> Outcome | None:
+    def judged(self, look: TextWindow, findings: Iterable[Finding]) -> Outcome | None:
         """Takes the findings in a look, placed as in its text."""
         if self._over:
             return None

@@ -224,7 +224,7 @@ class SafetyService(SafetyServiceServicer):
             datetime.now(UTC),
             turn_id=subject.turn_id,
             account_id=subject.account_id,
-            tier=subject.tier,
+            tier=wire.tier_of(subject),
             jurisdiction=subject.jurisdiction,
             grounds=grounds,
             policy=published.policy,
@@ -238,7 +238,7 @@ class SafetyService(SafetyServiceServicer):
 
 
 def _regime(published: Published, subject: pb.Subject) -> Regime:
-    return published.policy.regime(subject.tier, subject.jurisdiction, subject.account_id)
+    return published.policy.regime(wire.tier_of(subject), subject.jurisdiction, subject.account_id)
 
 
 def _masked(

@@ -5,7 +5,8 @@ from collections.abc import Sequence
 
 import asyncpg
 
-from safety_svc.audit import Decision, StoreUnavailableError
+from mesh.chassis.postgres import CONNECTION_LOST, StoreUnavailableError
+from safety_svc.audit import Decision
 
 COMMAND_TIMEOUT_S = 2.0
 CONNECT_TIMEOUT_S = 2.0
@@ -16,14 +17,6 @@ INSERT INTO safety.decisions
 SELECT * FROM jsonb_populate_recordset(NULL::safety.decisions, $1::jsonb)
 ON CONFLICT (audit_id) DO NOTHING
 """
-
-# InternalClientError: the server's farewell came while the connection was idle.
-_CONNECTION_LOST = (
-    OSError,
-    asyncpg.InterfaceError,
-    asyncpg.InternalClientError,
-    asyncpg.PostgresConnectionError,
-)
 
 
 class PostgresAuditStore:
@@ -46,12 +39,12 @@ class PostgresAuditStore:
             known = self._connection is not None
             try:
                 await self._execute(data)
-            except _CONNECTION_LOST:
+            except CONNECTION_LOST:
                 self._drop()
                 if not known:
                     raise
                 await self._execute(data)
-        except (*_CONNECTION_LOST, TimeoutError, asyncpg.PostgresError) as error:
+        except (*CONNECTION_LOST, asyncpg.PostgresError) as error:
             if not isinstance(error, asyncpg.IntegrityConstraintViolationError):
                 self._drop()
             raise StoreUnavailableError(f"{type(error).__name__}: {error}") from error

@@ -5,12 +5,13 @@ from collections.abc import Iterable, Sequence
 
 import grpc
 
+from chatmesh.content.v1 import content_pb2
 from chatmesh.safety.v1 import safety_pb2 as pb
 from mesh.chassis.errors import MeshError
 from safety_svc.audit import Grounds
 from safety_svc.detectors.base import Audience, PromptFinding
 from safety_svc.masking import Mask
-from safety_svc.policy import TIERS, Action, Policy
+from safety_svc.policy import TIER_WORDS, TIERS, Action, Policy
 
 MESSAGE_COUNT_MAX = 4_096
 CONTENT_BYTE_COUNT_MAX = 1 << 20
@@ -20,17 +21,22 @@ CHOICE_INDEX_MAX = 3
 _ID = re.compile(r"[!-~]{1,128}")
 _COUNTRY = re.compile(r"(?:[A-Z]{2})?")
 AUDIENCES = {
-    pb.ROLE_UNSPECIFIED: Audience.USER,
-    pb.ROLE_SYSTEM: Audience.SYSTEM,
-    pb.ROLE_USER: Audience.USER,
-    pb.ROLE_ASSISTANT: Audience.ASSISTANT,
-    pb.ROLE_TOOL: Audience.TOOL,
+    content_pb2.ROLE_UNSPECIFIED: Audience.USER,
+    content_pb2.ROLE_SYSTEM: Audience.SYSTEM,
+    content_pb2.ROLE_USER: Audience.USER,
+    content_pb2.ROLE_ASSISTANT: Audience.ASSISTANT,
+    content_pb2.ROLE_TOOL: Audience.TOOL,
 }
 
 
-def audience(role: "pb.Role.ValueType") -> Audience:
+def audience(role: "content_pb2.Role.ValueType") -> Audience:
     """Who wrote a message of this role."""
     return AUDIENCES.get(role, Audience.USER)
+
+
+def tier_of(subject: pb.Subject) -> str:
+    """The tier as a word; a caller of the version before sends it so."""
+    return TIER_WORDS.get(subject.account_tier, subject.tier)
 
 
 def verdict(
@@ -86,8 +92,8 @@ def check_subject(subject: pb.Subject) -> None:
     for name in ("turn_id", "account_id"):
         if not _ID.fullmatch(getattr(subject, name)):
             raise bad(f"subject.{name} must be 1 to 128 visible ASCII characters.", name)
-    if subject.tier not in TIERS:
-        raise bad(f"subject.tier must be one of {', '.join(TIERS)}.", "tier")
+    if tier_of(subject) not in TIERS:
+        raise bad(f"subject.account_tier must be one of {', '.join(TIERS)}.", "tier")
     if not _COUNTRY.fullmatch(subject.jurisdiction):
         raise bad(
             "subject.jurisdiction must be a country code such as DE, or empty.", "jurisdiction"
@@ -99,6 +105,8 @@ def check_messages(request: pb.ScreenPromptRequest) -> None:
     if not 1 <= len(request.messages) <= MESSAGE_COUNT_MAX:
         raise bad(f"messages must hold 1 to {MESSAGE_COUNT_MAX} entries.", "messages")
     for index, message in enumerate(request.messages):
+        if message.parts:  # what is not read is not judged, either
+            raise bad(f"messages[{index}].parts is not empty: give the text as content.", "parts")
         if len(message.content) * 4 > CONTENT_BYTE_COUNT_MAX < len(message.content.encode()):
             raise bad(f"messages[{index}].content is over 1 MiB: shorten it.", "content")
 

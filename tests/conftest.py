@@ -4,7 +4,7 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import settings
 
-pytest_plugins = ["tests.support.running", "tests.support.stores"]
+pytest_plugins = ["tests.support.running", "tests.support.stores", "tests.support.conversation"]
 
 # A deadline for each example would be a timed assertion: this machine is shared.
 settings.register_profile("chatmesh", deadline=None)

@@ -21,7 +21,7 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 # Output that belongs to no message: what stands before the first and after the last.
-NOBODY = -1
+NO_OWNER = -1
 _MARK_FILTER = "chunk_mark"
 _CAPTURES = (nodes.Macro, nodes.CallBlock, nodes.FilterBlock, nodes.AssignBlock)
 
@@ -31,7 +31,7 @@ class TemplateError(Exception):
 
 
 class Chunk(NamedTuple):
-    """A piece of rendered text and the index of the message it shows, or NOBODY."""
+    """A piece of rendered text and the index of the message it shows, or NO_OWNER."""
 
     owner: int
     text: str
@@ -109,7 +109,7 @@ class ChatTemplate:
             # A message that the loop does not show (often the system prompt) stands before it.
             shown_in_loop = {chunk.owner for chunk in chunks if chunk.text}
             hidden = (i for i in range(message_count) if i not in shown_in_loop)
-            yield Chunk(next(hidden, NOBODY), preamble)
+            yield Chunk(next(hidden, NO_OWNER), preamble)
         yield from (chunk for chunk in chunks if chunk.text)
 
 
@@ -156,7 +156,7 @@ def _mark_loops(tree: nodes.Node, mark: str) -> None:
         for item in list(value):
             if isinstance(item, nodes.For) and _prints(item):
                 item.body.insert(0, _owner_mark(item))
-                end = nodes.Output([nodes.TemplateData(f"{mark}{NOBODY};")])
+                end = nodes.Output([nodes.TemplateData(f"{mark}{NO_OWNER};")])
                 value.insert(value.index(item) + 1, end.set_lineno(item.lineno))
             elif isinstance(item, nodes.Node) and not isinstance(item, (*_CAPTURES, nodes.For)):
                 _mark_loops(item, mark)

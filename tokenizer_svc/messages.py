@@ -1,14 +1,16 @@
 """What a conversation may look like: limits of the contract, checked once."""
 
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+
+from chatmesh.content.v1.content_pb2 import Message, Role
+from mesh.chassis.enums import words_of
 
 CONTENT_BYTE_COUNT_MAX = 1 << 20
 NAME_CHARACTER_COUNT_MAX = 64
 MESSAGE_COUNT_MAX = 4096
 TEXT_COUNT_MAX = 1024
 # Words that templates know, by the numbers of the contract; 0 and unknown ones are refused.
-ROLE_WORDS = {1: "system", 2: "user", 3: "assistant", 4: "tool"}
+ROLE_WORDS = words_of(Role)
 
 
 class BadMessagesError(Exception):
@@ -19,19 +21,11 @@ class BadMessagesError(Exception):
         self.field = field
 
 
-class RawMessage(NamedTuple):
-    """A message as the wire brings it."""
-
-    role: int
-    content: str
-    name: str
-
-
-def checked_messages(messages: Sequence[RawMessage]) -> list[dict[str, str]]:
+def checked_messages(messages: Sequence[Message]) -> list[dict[str, str]]:
     """Messages as templates read them: role (a word), content, and name where there is one.
 
     Raises:
-        BadMessagesError: too many, an unknown role, a content or name that is too long.
+        BadMessagesError: too many, an unknown role, a content or name that is too long, parts.
     """
     if len(messages) > MESSAGE_COUNT_MAX:
         raise BadMessagesError("messages", f"At most {MESSAGE_COUNT_MAX} messages are allowed.")
@@ -55,12 +49,16 @@ def character_count(parts: Iterable[str]) -> int:
     return sum(map(len, parts))
 
 
-def _checked(index: int, message: RawMessage) -> dict[str, str]:
+def _checked(index: int, message: Message) -> dict[str, str]:
     role = ROLE_WORDS.get(message.role)
     if role is None:
         allowed = ", ".join(ROLE_WORDS.values())
         raise BadMessagesError(
             f"messages[{index}].role", f"Message {index} has an unknown role; use {allowed}."
+        )
+    if message.parts:
+        raise BadMessagesError(
+            f"messages[{index}].parts", f"Message {index} has parts: give its text as content."
         )
     _check_size(f"messages[{index}].content", message.content)
     if len(message.name) > NAME_CHARACTER_COUNT_MAX:

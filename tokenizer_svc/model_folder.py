@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from mesh.chassis.model_source import ModelSourceError, model_folder
+
 FILE_NAMES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "config.json")
 # Names of the special tokens that templates may read.
 _TOKEN_VARIABLES = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token")
@@ -37,8 +39,10 @@ def read_model(model: str) -> ModelFiles:
     Raises:
         ModelFolderError: no such folder or hub id, or a file is missing or wrong.
     """
-    folder = Path(model)
-    return read_folder(folder if folder.is_dir() else _download(model))
+    try:
+        return read_folder(model_folder(model, FILE_NAMES))
+    except ModelSourceError as error:
+        raise ModelFolderError(str(error)) from error
 
 
 def read_folder(folder: Path) -> ModelFiles:
@@ -56,23 +60,6 @@ def read_folder(folder: Path) -> ModelFiles:
         template_variables=_variables_of(config),
         context_token_count_max=_context_of(folder),
     )
-
-
-def _download(model: str) -> Path:
-    if model.count("/") != 1 or model.startswith((".", "/", "~")):
-        raise ModelFolderError(
-            f"MODEL={model!r} is neither a folder nor a hub id (org/name): "
-            "set MODEL to a folder with tokenizer.json, config.json and a chat template."
-        )
-    from huggingface_hub import snapshot_download
-
-    try:
-        return Path(snapshot_download(model, allow_patterns=list(FILE_NAMES)))
-    except Exception as error:  # the hub client has no common error type
-        raise ModelFolderError(
-            f"MODEL={model!r} is no folder, and the hub did not give it ({error}): "
-            "download it where there is a network and set MODEL to the folder."
-        ) from error
 
 
 def _template_of(folder: Path, config: Mapping[str, Any]) -> str:

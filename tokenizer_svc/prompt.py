@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from tokenizers import Tokenizer
 
 from tokenizer_svc.cache import Encoded, EncodedCache
-from tokenizer_svc.chat_template import NOBODY, ChatTemplate, Chunk
+from tokenizer_svc.chat_template import NO_OWNER, ChatTemplate, Chunk
 from tokenizer_svc.context import affordable_turn_count, kept_indexes, smallest_drop, turns_of
 from tokenizer_svc.model_folder import ModelFiles, ModelFolderError
 from tokenizer_svc.special_tokens import SpecialTokens
@@ -166,7 +166,7 @@ class ChatTokenizer:
 
     def _encoded(self, units: list[list[Chunk]], message_count: int) -> Prompt:
         token_ids: list[int] = []
-        counts = [0] * (message_count + 1)  # the last one takes what is nobody's
+        counts = [0] * (message_count + 1)  # the last one takes what has no owner
         for unit, encoded in zip(units, self._encode_units(units), strict=True):
             token_ids.extend(encoded.token_ids)
             for chunk, count in zip(unit, encoded.chunk_token_counts, strict=True):
@@ -208,9 +208,9 @@ class ChatTokenizer:
         units_of_turn: list[list[list[Chunk]]] = [[] for _ in turns]
         fixed = 0
         for unit in units:
-            owners = {droppable.get(chunk.owner, NOBODY) for chunk in unit}
+            owners = {droppable.get(chunk.owner, NO_OWNER) for chunk in unit}
             newest = max(owners)
-            if NOBODY in owners:
+            if NO_OWNER in owners:
                 fixed += len(self._encode_units([unit])[0].token_ids)
             else:
                 units_of_turn[newest].append(unit)

@@ -2,7 +2,7 @@
 
 import asyncio
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any, TypeAlias, TypeVar
@@ -16,7 +16,6 @@ from mesh.chassis.errors import MeshError
 from tokenizer_svc.chat_template import TemplateError
 from tokenizer_svc.messages import (
     BadMessagesError,
-    RawMessage,
     character_count,
     check_texts,
     checked_messages,
@@ -62,7 +61,7 @@ class TokenizerService(tokenizer_pb2_grpc.TokenizerServiceServicer):
             tokenizer = self._tokenizer(request.model)
             if not request.messages:
                 raise BadMessagesError("messages", "At least one message is needed.")
-            messages = checked_messages(_raw(request.messages))
+            messages = checked_messages(request.messages)
             prompt = await self._run(
                 character_count(message["content"] for message in messages),
                 INLINE_CHARACTER_COUNT_MAX,
@@ -104,7 +103,7 @@ class TokenizerService(tokenizer_pb2_grpc.TokenizerServiceServicer):
             tokenizer = self._tokenizer(request.model)
             texts = list(request.texts)
             check_texts(texts)
-            messages = checked_messages(_raw(request.messages))
+            messages = checked_messages(request.messages)
 
             def count() -> pb.CountTokensResponse:
                 return pb.CountTokensResponse(
@@ -158,10 +157,6 @@ class TokenizerService(tokenizer_pb2_grpc.TokenizerServiceServicer):
         # Not `async with`: a call that is cancelled leaves, its thread works on.
         running.add_done_callback(lambda _: loop.call_soon_threadsafe(self._workers.release))
         return await asyncio.wrap_future(running)
-
-
-def _raw(messages: Sequence[pb.Message]) -> list[RawMessage]:
-    return [RawMessage(message.role, message.content, message.name) for message in messages]
 
 
 @contextmanager

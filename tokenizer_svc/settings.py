@@ -5,6 +5,8 @@ from pathlib import Path
 from pydantic import Field
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from mesh.chassis.model_source import served_model_id
+
 DEFAULT_MODEL = Path(__file__).resolve().parent.parent / "inference_svc/models/chatmesh-tiny"
 
 
@@ -15,7 +17,7 @@ class Settings(BaseSettings):
 
     # A folder in the layout of the Hugging Face hub, or a hub id.
     model: str = Field(default=str(DEFAULT_MODEL), min_length=1, validation_alias="MODEL")
-    # The name callers use; empty: the folder's name, or the hub id.
+    # The name callers use; empty: the last part of the folder or hub id.
     model_id: str = Field(default="", validation_alias="MODEL_ID")
     # Memory for encoded messages.
     cache_byte_count_max: int = Field(
@@ -25,7 +27,4 @@ class Settings(BaseSettings):
     @property
     def served_model_id(self) -> str:
         """The model id of the contract."""
-        if self.model_id:
-            return self.model_id
-        folder = Path(self.model)
-        return folder.resolve().name if folder.is_dir() else self.model
+        return served_model_id(self.model, self.model_id)

@@ -10,6 +10,7 @@ from pathlib import Path
 import grpc
 
 from chatmesh.chat.v1 import chat_pb2, chat_pb2_grpc
+from chatmesh.content.v1 import content_pb2
 
 
 def main() -> None:
@@ -21,7 +22,7 @@ def main() -> None:
         chat = chat_pb2_grpc.ChatServiceStub(channel)
         conversation_id = ""
         for question in sys.argv[1:] or ["Hello! Who are you?"]:
-            message = chat_pb2.Message(role=chat_pb2.ROLE_USER, content=question)
+            message = chat_pb2.Message(role=content_pb2.ROLE_USER, content=question)
             request = chat_pb2.ChatRequest(
                 messages=[message],
                 conversation_id=conversation_id,

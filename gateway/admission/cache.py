@@ -1,4 +1,4 @@
-"""A cache whose entries are young: one question at a time for each key, old answers in need."""
+"""A cache whose entries are fresh: one question at a time for each key, old answers in need."""
 
 import asyncio
 import time
@@ -37,7 +37,7 @@ class _Entry(Generic[V]):
     refusal: MeshError | None = None
 
 
-class YoungCache(Generic[K, V]):
+class FreshCache(Generic[K, V]):
     """Answers of `load` by key; at most `count_max`, the least recently used leave first."""
 
     def __init__(

@@ -11,21 +11,15 @@ import grpc
 from chatmesh.billing.v1 import billing_pb2 as pb
 from chatmesh.billing.v1 import billing_pb2_grpc
 from gateway import errors
-from gateway.admission.cache import Ages, YoungCache
+from gateway.admission.cache import Ages, FreshCache
 from gateway.admission.tokens import Claims
+from gateway.content import TIER_WORDS, TIERS
 from gateway.errors import public
 from gateway.settings import AdmissionSettings
 from gateway.upstreams.failures import translated
 from mesh.chassis.errors import MeshError
 
 KEY_FORM = re.compile(r"cm-[A-Za-z0-9_-]{20,120}")
-TIERS = {
-    "free": pb.TIER_FREE,
-    "pro": pb.TIER_PRO,
-    "enterprise": pb.TIER_ENTERPRISE,
-    "admin": pb.TIER_ADMIN,
-}
-TIER_NAMES = {value: name for name, value in TIERS.items()}
 # "key" of those who came with a token.
 TOKEN_KEY_ID = "jwt"  # noqa: S105  # a mark, no secret
 
@@ -58,8 +52,8 @@ class Keys:
             stale_s=settings.key_stale_s,
         )
         size = settings.key_count_max
-        self._keys = YoungCache(self._resolve_key, _is_refusal, ages, size, clock)
-        self._subjects = YoungCache(self._resolve_subject, _is_refusal, ages, size, clock)
+        self._keys = FreshCache(self._resolve_key, _is_refusal, ages, size, clock)
+        self._subjects = FreshCache(self._resolve_subject, _is_refusal, ages, size, clock)
 
     async def of_key(self, secret: str) -> Admitted:
         """The account of an API key. Neither the key nor its digest is logged.
@@ -99,7 +93,7 @@ class Keys:
 
 def _tier(account: pb.Account) -> str:
     # A tier that this gateway does not know yet gets the least.
-    return TIER_NAMES.get(account.tier, "free")
+    return TIER_WORDS.get(account.tier, "free")
 
 
 def _is_refusal(error: MeshError) -> bool:

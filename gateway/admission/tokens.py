@@ -9,17 +9,17 @@ import json
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import jwt
 import structlog
 
 from gateway import errors
+from gateway.content import TIERS
 from gateway.errors import public
 from gateway.settings import JwtSettings
-from gateway.turn.domain import TIERS
 from mesh.chassis.errors import MeshError
+from mesh.chassis.followed_file import FollowedFile
 
 SCOPES = frozenset({"chat", "conversations", "usage"})
 ALGORITHMS = {("RSA", None): "RS256", ("EC", "P-256"): "ES256", ("oct", None): "HS256"}
@@ -54,8 +54,9 @@ class Tokens:
 
     def __init__(self, settings: JwtSettings, clock: Callable[[], float] = time.monotonic) -> None:
         self._settings, self._clock = settings, clock
-        self._file_keys: tuple[_Key, ...] = ()
-        self._file_version: tuple[int, int] | None = None
+        self._file: FollowedFile[tuple[_Key, ...]] | None = None
+        if settings.jwks_file is not None:
+            self._file = FollowedFile(settings.jwks_file, parse=_read_jwks, refused=_unreadable)
         self._read_at = float("-inf")
         secret = settings.secret.get_secret_value()
         self._own_keys = (_Key("", "HS256", secret),) if secret else ()
@@ -105,10 +106,9 @@ class Tokens:
         raise failure
 
     def _fitting(self, key_id: Any, algorithm: Any) -> list[_Key]:
-        self._reread()
         return [
             key
-            for key in (*self._own_keys, *self._file_keys)
+            for key in (*self._own_keys, *self._published_keys())
             if key.algorithm == algorithm and (key_id is None or key.id in ("", key_id))
         ]
 
@@ -123,30 +123,30 @@ class Tokens:
             scopes=_scopes(payload.get("scope")),
         )
 
-    def _reread(self) -> None:
-        path = self._settings.jwks_file
-        if path is None or self._clock() - self._read_at < REREAD_S:
-            return
-        self._read_at = self._clock()
-        try:
-            status = path.stat()
-            version = (status.st_mtime_ns, status.st_size)
-            if version != self._file_version:
-                self._file_keys = tuple(_read_jwks(path))
-                self._file_version = version
-        except (OSError, ValueError) as error:  # the keys that were read stay in force
-            log.error("jwks_unreadable", error=type(error).__name__)
+    def _published_keys(self) -> tuple[_Key, ...]:
+        if self._file is None:
+            return ()
+        if self._clock() - self._read_at >= REREAD_S:
+            self._read_at = self._clock()
+            self._file.refresh()
+        return self._file.current or ()
 
 
-def _read_jwks(path: Path) -> Iterable[_Key]:
-    document = json.loads(path.read_text(encoding="utf-8"))
+def _unreadable(error: OSError | ValueError) -> None:
+    log.error("jwks_unreadable", error=type(error).__name__)
+
+
+def _read_jwks(text: str) -> tuple[_Key, ...]:
+    document = json.loads(text)
     if not isinstance(document, dict) or not isinstance(document.get("keys"), list):
         raise ValueError("the file is no JWKS")
+    keys = []
     for entry in document["keys"]:
         try:
-            yield _key_of(entry)
+            keys.append(_key_of(entry))
         except (jwt.PyJWTError, ValueError, KeyError, TypeError, AttributeError) as error:
             log.warning("jwk_ignored", error=type(error).__name__)
+    return tuple(keys)
 
 
 def _key_of(entry: dict[str, Any]) -> _Key:
@@ -164,7 +164,7 @@ def _key_of(entry: dict[str, Any]) -> _Key:
 def _tier(role: Any) -> str:
     """The highest tier among the roles; "free" without any."""
     roles = role if isinstance(role, list) else [role]
-    return next((tier for tier in reversed(TIERS) if tier in roles), TIERS[0])
+    return next((tier for tier in reversed(TIERS) if tier in roles), "free")
 
 
 def _scopes(scope: Any) -> frozenset[str]:

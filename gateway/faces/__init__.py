@@ -3,4 +3,5 @@
 openai    HTTP: chat completions and listings as OpenAI shapes them
 typed     gRPC: chatmesh.chat.v1
 identity  who is calling
+changes   what may be changed of a conversation
 """

@@ -5,8 +5,9 @@ from collections.abc import Iterable
 from ulid import ULID
 
 from gateway import errors
+from gateway.content import TIERS
 from gateway.errors import bad_parameter, public
-from gateway.turn.domain import TIERS, Caller
+from gateway.turn.domain import Caller
 
 ACCOUNT_KEY = "x-chatmesh-account"
 TIER_KEY = "x-chatmesh-tier"

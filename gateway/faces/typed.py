@@ -12,8 +12,11 @@ from google.protobuf import timestamp_pb2
 from chatmesh.billing.v1 import billing_pb2
 from chatmesh.chat.v1 import chat_pb2 as pb
 from chatmesh.chat.v1 import chat_pb2_grpc
+from chatmesh.content.v1 import content_pb2
 from chatmesh.conversation.v1 import conversation_pb2
+from gateway.content import FINISH_REASONS, ROLE_WORDS
 from gateway.errors import bad_parameter
+from gateway.faces.changes import checked_changes
 from gateway.faces.identity import caller_of, checked_key
 from gateway.faces.openai.errors import failure_error, public_error
 from gateway.settings import TurnLimits
@@ -31,20 +34,13 @@ from gateway.turn.domain import (
 )
 from gateway.turn.events import Cursor, Numbered
 from gateway.turn.follow import Following
-from gateway.turn.stored import FINISH_REASONS, logprobs_to_stored
+from gateway.turn.stored import left_out_to_stored, logprobs_to_stored
 from gateway.turn.turns import Turns, View
 from gateway.upstreams.billing import Billing
 from gateway.upstreams.catalogue import Catalogue
-from gateway.upstreams.conversation import Conversation
+from gateway.upstreams.conversation import Changes, Conversation
 
-ROLES = {
-    pb.ROLE_SYSTEM: "system",
-    pb.ROLE_USER: "user",
-    pb.ROLE_ASSISTANT: "assistant",
-    pb.ROLE_TOOL: "tool",
-}
 USER_LENGTH_MAX = 256
-TITLE_LENGTH_MAX = 200
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
@@ -59,7 +55,10 @@ def ask_of(request: pb.ChatRequest) -> Ask:
         raise bad_parameter("user", f"user must have at most {USER_LENGTH_MAX} characters.")
     return Ask(
         model=request.model,
-        messages=[Message(ROLES.get(each.role, ""), each.content) for each in request.messages],
+        messages=[
+            Message(ROLE_WORDS.get(each.role, ""), _text(f"messages[{index}]", each))
+            for index, each in enumerate(request.messages)
+        ],
         conversation_id=request.conversation_id,
         store=request.store,
         max_tokens=request.max_tokens,
@@ -83,7 +82,22 @@ def ask_of(request: pb.ChatRequest) -> Ask:
     )
 
 
-def _format(asked: pb.ResponseFormat) -> ResponseFormat | None:
+def _text(path: str, message: pb.Message) -> str:
+    """The text of a message, or of its parts, which must be texts."""
+    texts = []
+    for index, part in enumerate(message.parts):
+        if part.WhichOneof("kind") != "text":
+            param = f"{path}.parts[{index}]"
+            raise bad_parameter(param, f"{param} must be text: this system reads text only.")
+        texts.append(part.text)
+    joined = "".join(texts)
+    if texts and message.content not in ("", joined):
+        param = f"{path}.content"
+        raise bad_parameter(param, f"{param} must be empty or the text of the parts, joined.")
+    return joined or message.content
+
+
+def _format(asked: content_pb2.ResponseFormat) -> ResponseFormat | None:
     kind = asked.WhichOneof("format")
     if kind is None or (kind == "json_object" and not asked.json_object):
         return None
@@ -109,6 +123,7 @@ def response_of(turn_id: str, epoch: int, numbered: Numbered) -> pb.ChatResponse
         response.started.turn_id, response.started.model = event.turn_id, event.model.id
         response.started.conversation_id = event.conversation_id
         response.started.dropped_message_count = event.dropped_message_count
+        response.started.left_out.extend(left_out_to_stored(each) for each in event.left_out)
         response.started.journaled = event.journaled
     elif isinstance(event, ChoiceFinished):
         ended = response.choice_finished
@@ -258,15 +273,23 @@ class ConversationService(chat_pb2_grpc.ConversationServiceServicer):
             conversation=conversation, next_page_token=page.next_page_token
         )
 
+    async def UpdateConversation(  # noqa: N802
+        self, request: pb.UpdateConversationRequest, context: Context
+    ) -> pb.UpdateConversationResponse:
+        """Changes its title, or whether its turns run in the background."""
+        changes = Changes(
+            request.title if request.HasField("title") else None,
+            request.background if request.HasField("background") else None,
+        )
+        changed = await self._update(request.conversation_id, changes, context)
+        return pb.UpdateConversationResponse(conversation=changed)
+
     async def RenameConversation(  # noqa: N802
         self, request: pb.RenameConversationRequest, context: Context
     ) -> pb.RenameConversationResponse:
         """Changes its title."""
-        caller = caller_of(context.invocation_metadata() or ())
-        if not 1 <= len(request.title) <= TITLE_LENGTH_MAX:
-            raise bad_parameter("title", f"title must have 1 to {TITLE_LENGTH_MAX} characters.")
-        thread = await self._conversation.rename(caller, request.conversation_id, request.title)
-        return pb.RenameConversationResponse(conversation=_conversation(thread))
+        changed = await self._update(request.conversation_id, Changes(request.title), context)
+        return pb.RenameConversationResponse(conversation=changed)
 
     async def DeleteConversation(  # noqa: N802
         self, request: pb.DeleteConversationRequest, context: Context
@@ -275,6 +298,13 @@ class ConversationService(chat_pb2_grpc.ConversationServiceServicer):
         caller = caller_of(context.invocation_metadata() or ())
         await self._conversation.delete(caller, request.conversation_id)
         return pb.DeleteConversationResponse()
+
+    async def _update(
+        self, conversation_id: str, changes: Changes, context: Context
+    ) -> pb.Conversation:
+        caller = caller_of(context.invocation_metadata() or ())
+        changed = await self._conversation.update(caller, conversation_id, checked_changes(changes))
+        return _conversation(changed)
 
 
 class UsageService(chat_pb2_grpc.UsageServiceServicer):
@@ -317,16 +347,18 @@ def _conversation(found: conversation_pb2.Thread) -> pb.Conversation:
         create_time=found.create_time,
         update_time=found.update_time,
         total_token_count=found.total_token_count,
+        background=found.background,
     )
 
 
 def _message(found: conversation_pb2.Message) -> pb.Message:
-    # Both contracts number the roles alike.
     return pb.Message(
-        role=pb.Role.Value(conversation_pb2.Role.Name(found.role)),
+        role=found.role,
         content=found.content,
         create_time=found.create_time,
         token_count=found.token_count,
         turn_id=found.turn_id,
-        finish_reason=FINISH_REASONS.get(found.finish_reason, pb.FINISH_REASON_UNSPECIFIED),
+        # A store of the version before says the word only.
+        finish_reason=found.finish
+        or FINISH_REASONS.get(found.finish_reason, content_pb2.FINISH_REASON_UNSPECIFIED),
     )

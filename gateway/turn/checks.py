@@ -1,5 +1,6 @@
 """What a chat request must be, whichever face it came in by. Pure."""
 
+from gateway.content import ROLES
 from gateway.errors import bad_parameter
 from gateway.settings import TurnLimits
 from gateway.turn.domain import CHOICE_COUNT_MAX, Ask, Message, ResponseFormat
@@ -23,7 +24,6 @@ CHOICE_TEXT_COUNT_MAX = 256
 CHOICE_TEXT_BYTES_MAX = 1024
 SEED_BITS = 64
 TOKEN_ID_MAX = (1 << 32) - 1
-ROLES = {"system", "user", "assistant", "tool"}
 
 
 def check(ask: Ask, tier: str, limits: TurnLimits) -> None:

@@ -9,7 +9,6 @@ FINISH_CONTENT_FILTER = "content_filter"
 # Stopped, or nobody read it, or a part of the system failed, before the end.
 FINISH_CANCELLED = "cancelled"
 
-TIERS = ("free", "pro", "enterprise", "admin")
 CHOICE_COUNT_MAX = 4
 
 
@@ -36,7 +35,7 @@ class Message:
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """How tokens are drawn; ranges as in inference.v1.SamplingParams."""
+    """How tokens are drawn; ranges as in content.v1.Sampling."""
 
     temperature: float | None = None
     top_p: float | None = None
@@ -51,7 +50,7 @@ class Sampling:
 
 @dataclass(frozen=True, slots=True)
 class ResponseFormat:
-    """What the text of an answer is held to; ranges as in inference.v1.ResponseFormat."""
+    """What the text of an answer is held to; ranges as in content.v1.ResponseFormat."""
 
     # "json_object", "json_schema", "regex" or "choice".
     kind: str
@@ -143,6 +142,18 @@ class Usage:
 
 
 @dataclass(frozen=True, slots=True)
+class LeftOut:
+    """What of one part of the prompt the model did not read."""
+
+    # Name of a rule of `context.parts`.
+    part: str
+    # Messages that are missing, or cut.
+    message_count: int
+    # None: they were not counted.
+    token_count: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Started:
     """First event: a node accepted the turn."""
 
@@ -150,7 +161,9 @@ class Started:
     model: ModelInfo
     # Where the turn is kept; empty when it is not.
     conversation_id: str
+    # The messages of `left_out`.
     dropped_message_count: int
+    left_out: Sequence[LeftOut] = ()
     choice_count: int = 1
     created_unix_s: int = 0
     include_usage: bool = False

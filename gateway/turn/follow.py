@@ -18,6 +18,8 @@ from mesh.chassis.errors import MeshError
 
 # Between two looks at a turn that another gateway runs, when no news came.
 LOOK_S = 0.25
+# The lease of an owner is looked at so soon after it would have ended.
+LEASE_MARGIN_S = 0.005
 # A reader at another gateway says each LOOK_S that it is there.
 READ_LEASE_MS = 2_000
 # How long a reader waits for a journal that is away, or has lost a turn that its owner still has.
@@ -82,6 +84,7 @@ class Following:
         plan: Plan,
         cursor: Cursor,
         store: JournalStore,
+        *,
         run_of: Callable[[str], Run | None],
         lives: Callable[[Head], Awaitable[bool]],
         adopt: Callable[[Head], Awaitable[Run | None]],
@@ -168,10 +171,11 @@ class Following:
                 if head.state != RUNNING:
                     self._is_over = True
                     return
-                if await self._moved_here(head):
+                wait_s = await self._wait_s(head)
+                if not wait_s:
                     return
                 with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(news.wait(), LOOK_S)
+                    await asyncio.wait_for(news.wait(), wait_s)
 
     def _is_ahead(self, head: Head) -> bool:
         """Whether the reader saw what an earlier owner never journaled."""
@@ -197,17 +201,17 @@ class Following:
             return head.number > self._cursor.number
         return batch[0].number - weight(batch[0].event) > self._cursor.number
 
-    async def _moved_here(self, head: Head) -> bool:
-        """Whether the turn runs here now; else says that somebody reads it here."""
+    async def _wait_s(self, head: Head) -> float:
+        """How long to wait for news; 0: the turn runs here now."""
         try:
-            if self._run_here():
-                return True
-            if not await self._lives(head):
-                return await self._adopt(head) is not None
+            if self._run_here() or (not await self._lives(head) and await self._adopt(head)):
+                return 0.0
+            alive_s = await self._store.alive_s(head.owner)
             await self._store.mark_read(head.turn_id, READ_LEASE_MS)
         except JournalAway:
-            pass  # the next look finds out
-        return False
+            return LOOK_S  # the next look finds out
+        # An owner that lives renews its lease long before it ends.
+        return min(LOOK_S, alive_s + LEASE_MARGIN_S)
 
     async def _head(self) -> Head | None:
         return await self._store.head(self.plan.turn_id)

@@ -108,6 +108,9 @@ class JournalStore(Protocol):
     async def write(self, writes: Sequence[Write]) -> list[Written]:
         """Does all, each by itself; in order for each turn."""
 
+    async def tidy(self) -> None:
+        """Makes room for turns that end, now and then."""
+
     async def head(self, turn_id: str) -> Head | None:
         """A turn; None: there is none, or not any more."""
 
@@ -132,8 +135,8 @@ class JournalStore(Protocol):
     async def leave(self, owner: str) -> None:
         """Says that an owner is alive no more."""
 
-    async def is_alive(self, owner: str) -> bool:
-        """Whether an owner has said so lately."""
+    async def alive_s(self, owner: str) -> float:
+        """For how long an owner is alive by its own last word; 0: it is not."""
 
     async def orphans(self, owner: str, count_max: int) -> list[str]:
         """Turns of owners that are not alive, and of `owner`, which knows whether it runs them;
@@ -161,6 +164,29 @@ class JournalStore(Protocol):
         """Turns of an owner that are to be stopped, as it is said."""
 
 
+class Lease:
+    """Since when, and until when, nobody may have adopted a turn of this process.
+
+    It is counted from before it was asked for, so that it ends here before it ends in the journal,
+    also when this process sleeps.
+    """
+
+    def __init__(self) -> None:
+        self._since, self._until = float("inf"), float("-inf")
+
+    def covers(self, confirmed_at: float) -> bool:
+        """Whether what was this process's own at a moment is so still, and for certain."""
+        return self._since <= confirmed_at and asyncio.get_running_loop().time() < self._until
+
+    async def renew(self, store: JournalStore, owner: str, lease_ms: int) -> None:
+        """Asks for a further lease; raises JournalAway."""
+        begin = asyncio.get_running_loop().time()
+        await store.keep_alive(owner, lease_ms)
+        if begin > self._until:  # it had lapsed
+            self._since = asyncio.get_running_loop().time()
+        self._until = begin + lease_ms / 1000
+
+
 class Recording:
     """One turn of this process in the journal: what is written, what is next. Knows no store."""
 
@@ -183,10 +209,14 @@ class Recording:
         if self.is_journaled:
             self._progress.written()
         self.is_away = self.is_fenced = self.is_listened = self._is_left = False
-        # Called when another owner is found to have the turn; when it is to be stopped.
+        # Called when another owner is found to have the turn; when it is to be stopped; when the
+        # journal is found to be away.
         self.on_fenced: Callable[[], None] = _ignore
+        self.on_away: Callable[[], None] = _ignore
         self.on_stopped: Callable[[], None] = _ignore
         self._written_state = RUNNING
+        # When the last write that was accepted was sent.
+        self.confirmed_at = float("-inf")
         self._is_held_back = False
         self._changed = asyncio.Event()
 
@@ -218,7 +248,7 @@ class Recording:
         self._changed.set()
 
     async def opened(self) -> None:
-        """Returns when it is known whether the turn is in the journal."""
+        """Returns when it is known whether the plan is durable."""
         while not (self.is_journaled or self.is_away or self.is_fenced):
             self._changed.clear()
             await self._changed.wait()
@@ -238,6 +268,7 @@ class Recording:
         if self._must_put:
             self._progress.rewind()
         self._serial += 1
+        self._sent_at = asyncio.get_running_loop().time()
         return Write(
             turn_id=self.plan.turn_id,
             owner=self.owner,
@@ -266,6 +297,7 @@ class Recording:
             self._must_put = self.is_away = False
             self.is_journaled, self.is_listened = True, written.is_listened
             self._number, self._written_state = write.number, write.state
+            self.confirmed_at = self._sent_at
             if written.is_stopped:
                 self.on_stopped()
             self._log.show(self._log.number if self.may_show else write.number)
@@ -274,6 +306,7 @@ class Recording:
     def failed(self) -> None:
         """The journal is away: what was to be written may be there or not."""
         self._must_put = self.is_away = True
+        self.on_away()
         if self.may_show:
             self._log.show(self._log.number)
         self._changed.set()

@@ -16,10 +16,13 @@ from typing import TypeVar
 from chatmesh.billing.v1.billing_pb2 import HoldRequest
 from chatmesh.conversation.v1 import conversation_pb2
 from chatmesh.gateway.v1 import journal_pb2 as pb
+from gateway.context.builder import ContextBuilder
+from gateway.context.parts import MESSAGES
 from gateway.settings import TurnLimits
 from gateway.turn.background import Background
 from gateway.turn.checks import check
-from gateway.turn.domain import Ask, Caller, Message, ModelInfo, Prompt, Started
+from gateway.turn.domain import Ask, Caller, LeftOut, Message, ModelInfo, Prompt, Started
+from gateway.turn.stored import left_out_of_stored, left_out_to_stored
 from gateway.turn.threads import Threads
 from gateway.upstreams.billing import Billing
 from gateway.upstreams.catalogue import Catalogue
@@ -27,7 +30,6 @@ from gateway.upstreams.conversation import NewMessage, Thread, to_stored
 from gateway.upstreams.failures import may_pass
 from gateway.upstreams.inference import Job
 from gateway.upstreams.safety import Safety, Screened
-from gateway.upstreams.tokenizer import Tokenizer
 from mesh.chassis.errors import MeshError
 
 T = TypeVar("T")
@@ -103,6 +105,7 @@ class Plan:
             # What safety answers instead of a model is not kept.
             conversation_id="" if found.safe_text else found.conversation_id,
             dropped_message_count=found.dropped_message_count,
+            left_out=tuple(map(left_out_of_stored, found.left_out)),
             choice_count=found.choice_count,
             created_unix_s=found.create_time_ms // MS,
             include_usage=found.include_usage,
@@ -117,7 +120,7 @@ class Planner:
     catalogue: Catalogue
     threads: Threads
     safety: Safety
-    tokenizer: Tokenizer
+    context: ContextBuilder
     billing: Billing
     background: Background
     limits: TurnLimits
@@ -132,19 +135,19 @@ class Planner:
         model = await self.catalogue.find(ask.model)
         ask = replace(ask, model=model.id)
         thread = await self.threads.open(ask, caller, model)
-        messages = [*thread.history, *ask.messages]
-        async with running(self.safety.screen_prompt(caller, messages)) as screening:
+        context = await self.context.build(model, caller, thread.history, ask.messages)
+        async with running(self.safety.screen_prompt(caller, context.screened)) as screening:
             limit = self.limits.answer_token_count_max[caller.tier]
-            prompt = await self.tokenizer.encode(model, messages, ask.max_tokens, limit)
+            prompt = await self.context.encode(context, ask.max_tokens, limit)
             async with self._held(ask, caller, prompt) as hold:
                 screened = await screening
                 if screened.masked:  # the model reads, and the thread keeps, the masked messages
-                    ask = replace(ask, messages=screened.masked[len(thread.history) :])
-                    prompt = await self.tokenizer.encode(
-                        model, screened.masked, ask.max_tokens, prompt.max_tokens
-                    )
+                    context = context.masked(screened.masked)
+                    ask = replace(ask, messages=context.of(MESSAGES))
+                    prompt = await self.context.encode(context, ask.max_tokens, prompt.max_tokens)
                     await self._raise_hold(hold, prompt)
-        found = _Found(model, thread, prompt, hold, screened)
+        left_out = context.left_out(prompt.dropped_message_count)
+        found = _Found(model, thread, prompt, left_out, hold, screened)
         return Plan(_stored(ask, caller, found))
 
     async def is_served_as_planned(self, plan: Plan) -> bool:
@@ -197,6 +200,7 @@ class _Found:
     model: ModelInfo
     thread: Thread
     prompt: Prompt
+    left_out: Sequence[LeftOut]
     hold: HoldRequest
     screened: Screened
 
@@ -221,9 +225,10 @@ def _stored(ask: Ask, caller: Caller, found: _Found) -> pb.TurnPlan:
         conversation_id=thread.id,
         conversation_is_new=thread.is_new,
         messages=_kept(ask.messages, prompt) if thread.id else (),
-        dropped_message_count=prompt.dropped_message_count,
+        dropped_message_count=sum(each.message_count for each in found.left_out),
+        left_out=map(left_out_to_stored, found.left_out),
         policy_version=found.screened.policy_version,
-        background=bool(ask.background),
+        background=found.thread.background if ask.background is None else ask.background,
         include_usage=ask.include_usage,
         safe_text=found.screened.safe_text,
         safe_category=found.screened.category,

@@ -27,7 +27,7 @@ from gateway.turn.domain import (
     Started,
     TextDelta,
 )
-from gateway.turn.events import EventLog
+from gateway.turn.events import BEGINNING, EventLog, Numbered
 from gateway.turn.feed import WAITING_BYTES_MAX
 from gateway.turn.generation import Generator
 from gateway.turn.journal import (
@@ -37,6 +37,7 @@ from gateway.turn.journal import (
     RUNNING,
     Head,
     JournalWriter,
+    Lease,
     Outcome,
     Recording,
 )
@@ -65,6 +66,7 @@ class Means:
     safety: Safety
     concluder: Concluder
     writer: JournalWriter
+    lease: Lease
     background: Background
     limits: TurnLimits
     # Seconds since the epoch.
@@ -95,6 +97,7 @@ class Run:
         self.log = EventLog(events)
         self.recording = Recording(plan, owner, self.log, self.answers, epoch_numbers)
         self.recording.on_fenced, self.recording.on_stopped = self._superseded, self.stop
+        self.recording.on_away = self._unjournaled
         self._attempt = len(epoch_numbers) * ATTEMPTS_OF_AN_OWNER
         self._begin = time.perf_counter()
         self._task: asyncio.Task[None] | None = None
@@ -174,7 +177,7 @@ class Run:
 
     async def _answer(self) -> None:
         if self.plan.stored.safe_text:
-            return await self._say_safe_text()
+            return self._say_safe_text()
         async with AsyncExitStack() as stack:
             unfinished = [answer for answer in self.answers if not answer.is_finished]
             choices = [
@@ -182,7 +185,7 @@ class Run:
             ]
             for choice in choices:
                 await choice.accepted()
-            await self._say_started()
+            self._say_started()
             if len(choices) == 1:
                 return await choices[0].run(self._publish, self._room)
             async with asyncio.TaskGroup() as group:
@@ -195,15 +198,19 @@ class Run:
         frames = self._means.generator.generate(job, answer.token_ids, self._attempt)
         return Choice(answer, frames, self._means.safety.screen_reply(self.plan.caller, answer))
 
-    async def _say_started(self) -> None:
-        """The first event, once it is known whether the plan is durable."""
+    def _say_started(self) -> None:
+        """The first event; it is shown when it is known whether the plan is durable."""
         if not self.log.events:
-            await self.recording.opened()
-            self._publish(self.plan.started(journaled=self.recording.is_journaled))
+            self._publish(self.plan.started(journaled=not self.recording.is_away))
 
-    async def _say_safe_text(self) -> None:
+    def _unjournaled(self) -> None:
+        """The journal is away: what nobody has seen yet says so."""
+        if self.has_started and self.log.shown_number == BEGINNING:
+            self.log.events[0] = Numbered(0, self.plan.started(journaled=False))
+
+    def _say_safe_text(self) -> None:
         """Nothing is generated, kept or charged."""
-        await self._say_started()
+        self._say_started()
         stored = self.plan.stored
         for answer in self.answers:
             if not answer.is_finished:
@@ -243,8 +250,7 @@ class Run:
             for answer in self.answers:
                 if not answer.is_finished:
                     self._publish(answer.finish())
-        # Only the owner may settle: a gateway that slept has to find out before.
-        if await self._is_lost():
+        if not await self._may_conclude():
             return
         concluding = self._means.concluder.conclude(self.plan, self.answers)
         recorded = self._means.background.start(concluding, "conclude_turn")
@@ -253,13 +259,21 @@ class Run:
             self._publish(failure or Finished(usage_of(self.plan, self.answers)))
             if not self.recording.may_show and await self._is_lost():
                 return
-        self.log.show(self.log.number)
-        await recorded
-        if self.has_started:
+        if not recorded.done():  # the readers need not wait longer; whoever asks waits for the end
+            self.log.show(self.log.number)
+            await recorded
+        if self.has_started:  # who has heard the end finds the turn ended at every gateway
             self.recording.end(state)
             self._means.writer.note(self.recording)
             await self.recording.flushed()
-        self.log.end()
+        self.log.show(self.log.number)
+        self.log.end(moved=self.recording.is_fenced)
+
+    async def _may_conclude(self) -> bool:
+        """Whether this gateway is still the owner, who alone may settle: it may have slept."""
+        if self._means.lease.covers(self.recording.confirmed_at):
+            return not self.recording.is_fenced
+        return not await self._is_lost()
 
     async def _is_lost(self) -> bool:
         """Whether another gateway has it, once all is written.

@@ -8,30 +8,20 @@ from dataclasses import dataclass
 
 from chatmesh.chat.v1 import chat_pb2 as chat
 from chatmesh.gateway.v1 import journal_pb2 as pb
+from gateway.content import FINISH_REASONS, FINISH_WORDS, PART_WORDS, PARTS
 from gateway.turn.answer import Answer, HeldFrame
 from gateway.turn.domain import (
-    FINISH_CANCELLED,
-    FINISH_CONTENT_FILTER,
-    FINISH_LENGTH,
-    FINISH_STOP,
     ChoiceFinished,
     Event,
     Failed,
     Finished,
+    LeftOut,
     Logprob,
     Started,
     TextDelta,
     Usage,
 )
 from gateway.turn.events import Numbered
-
-FINISH_REASONS = {
-    FINISH_STOP: chat.FINISH_REASON_STOP,
-    FINISH_LENGTH: chat.FINISH_REASON_LENGTH,
-    FINISH_CONTENT_FILTER: chat.FINISH_REASON_CONTENT_FILTER,
-    FINISH_CANCELLED: chat.FINISH_REASON_CANCELLED,
-}
-FINISH_REASON_NAMES = {value: name for name, value in FINISH_REASONS.items()}
 
 
 @dataclass(slots=True)
@@ -157,7 +147,7 @@ def event_of_stored(stored: pb.JournalEvent, started: Started) -> Event:
         return TextDelta(found.choice_index, found.text, found.token_count, logprobs)
     if kind == "choice_finished":
         ended = stored.choice_finished
-        reason = FINISH_REASON_NAMES[ended.finish_reason]
+        reason = FINISH_WORDS[ended.finish_reason]
         return ChoiceFinished(
             ended.choice_index, reason, ended.filter_category, ended.filter_offset
         )
@@ -170,6 +160,19 @@ def event_of_stored(stored: pb.JournalEvent, started: Started) -> Event:
         failed = stored.failed
         return Failed(failed.reason, failed.message, dict(failed.metadata))
     return started
+
+
+def left_out_to_stored(entry: LeftOut) -> chat.LeftOut:
+    """What the model did not read of a part, as the contract has it."""
+    return chat.LeftOut(
+        part=PARTS[entry.part], message_count=entry.message_count, token_count=entry.token_count
+    )
+
+
+def left_out_of_stored(entry: chat.LeftOut) -> LeftOut:
+    """And back."""
+    tokens = entry.token_count if entry.HasField("token_count") else None
+    return LeftOut(PART_WORDS[entry.part], entry.message_count, tokens)
 
 
 def logprobs_to_stored(entry: Logprob) -> chat.PositionLogprobs:

@@ -20,8 +20,7 @@ class Threads:
         """
         if ask.conversation_id:
             # More than the context would only be dropped again.
-            history = await self._conversation.history(
+            return await self._conversation.history(
                 caller, ask.conversation_id, model.context_token_count_max
             )
-            return Thread(ask.conversation_id, history=history)
         return Thread(f"thr_{ULID()}", is_new=True) if ask.store else Thread()

@@ -28,7 +28,7 @@ from mesh.chassis.errors import MeshError
 # How often an owner says that it lives, and looks after what it owns; a quarter of its lease.
 TICKS_A_LEASE = 4
 # How often a gateway looks for turns whose owner is no more.
-SCAN_S = 0.3
+SCAN_S = 0.25
 # Between two tries to take a turn out of the journal.
 FORGET_RETRY_S = 0.5
 # Between two looks whether the turn of an idempotency key has begun.
@@ -103,7 +103,10 @@ class Turns:
             metrics.TURNS.labels("cancelled").inc()
             raise
         if caller.turn_id not in self._runs:
-            self._own(Run(plan, self._means, self._owner), claim)
+            run = Run(plan, self._means, self._owner)
+            self._own(run, claim)
+            if plan.stored.background:  # whoever was promised an answer finds it at every gateway
+                await run.recording.opened()
         return self._following(plan, Cursor())
 
     async def follow(self, turn_id: str, account_id: str, after: str) -> Following:
@@ -165,16 +168,16 @@ class Turns:
             await self._store.leave(self._owner)
 
     async def adopt(self, head: Head) -> Run | None:
-        """Goes on with a turn whose owner is no more; None: another gateway was faster.
+        """Goes on with a turn whose owner is no more; None: it is, or another was faster.
 
         Raises:
-            JournalAway: perhaps it is ours now; the next look finds out.
+            JournalAway: the next look finds out.
         """
-        if self._is_closing or head.turn_id in self._changing:
+        if self._is_closing or head.turn_id in self._changing or head.state != RUNNING:
             return None
         self._changing.add(head.turn_id)
         try:
-            return await self._adopted(head)
+            return None if await self._lives(head) else await self._adopted(head)
         finally:
             self._changing.discard(head.turn_id)
 
@@ -184,8 +187,6 @@ class Turns:
             return None
         plan = Plan.read(await self._store.plan(turn_id))
         batches = await self._store.batches(turn_id)
-        if run := self.run_of(turn_id):
-            return run
         run = Run(plan, self._means, self._owner, head, batches)
         run.redraws = plan.redraws and await self._planner.is_served_as_planned(plan)
         metrics.TURNS_ADOPTED.inc()
@@ -204,7 +205,8 @@ class Turns:
         lease_ms = self._means.limits.owner_lease_ms
         while True:
             with contextlib.suppress(JournalAway):
-                await self._store.keep_alive(self._owner, lease_ms)
+                await self._means.lease.renew(self._store, self._owner, lease_ms)
+                await self._store.tidy()
             for run in list(self._runs.values()):
                 self._look_after(run)
             metrics.TURNS_RUNNING.set(len(self._runs))
@@ -236,22 +238,21 @@ class Turns:
             with contextlib.suppress(JournalAway):
                 count_max = self._means.limits.adoption_count_max
                 for turn_id in await self._store.orphans(self._owner, count_max):
-                    if not (self.run_of(turn_id) or turn_id in self._changing):
-                        head = await self._store.head(turn_id)
-                        if head and head.state == RUNNING and not await self._lives(head):
-                            await self.adopt(head)
+                    if self.run_of(turn_id) or turn_id in self._changing:
+                        continue
+                    if head := await self._store.head(turn_id):
+                        await self.adopt(head)
 
     async def _lives(self, head: Head) -> bool:
         """Whether another gateway runs a turn that does not run here.
 
         One that is said to be ours was adopted and we never heard, or the journal lost its end.
         """
-        return head.owner != self._owner and await self._store.is_alive(head.owner)
+        return head.owner != self._owner and await self._store.alive_s(head.owner) > 0
 
     async def _stop_elsewhere(self, turn_id: str) -> None:
         await self._store.stop(turn_id)
-        head = await self._store.head(turn_id)
-        if head and head.state == RUNNING and not await self._lives(head):
+        if head := await self._store.head(turn_id):
             await self.adopt(head)
 
     async def _obey(self) -> None:
@@ -297,7 +298,9 @@ class Turns:
     # -- parts -------------------------------------------------------------------------------
 
     def _following(self, plan: Plan, cursor: Cursor) -> Following:
-        return Following(plan, cursor, self._store, self.run_of, self._lives, self.adopt)
+        return Following(
+            plan, cursor, self._store, run_of=self.run_of, lives=self._lives, adopt=self.adopt
+        )
 
     async def _planned(self, ask: Ask, caller: Caller, claim: Claimed | None) -> Plan:
         try:
@@ -328,7 +331,7 @@ class Turns:
             # Another request is planning it, or died with its gateway while it did.
             mine = replace(mine, turn_id=found.turn_id)
             is_over = asyncio.get_running_loop().time() > end
-            if is_over or not await self._asked(self._store.is_alive(found.owner)):
+            if is_over or not await self._asked(self._store.alive_s(found.owner)):
                 await self._asked(self._store.reclaim(account_id, key, found, mine))
             else:
                 await asyncio.sleep(CLAIM_LOOK_S)

@@ -1,6 +1,6 @@
 """The meter: what a turn may cost, what it did cost."""
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 
 import grpc
 from google.protobuf import duration_pb2
@@ -64,11 +64,16 @@ class Billing:
         usage: Usage,
         withheld_token_count: int,
         unsent_token_count: int = 0,
+        further_steps: Sequence[pb.StepUsage] = (),
     ) -> None:
         """Replaces the hold by what was used. Repeatable.
 
-        Of the output tokens safety withheld some; others were never sent, because nobody read
-        them any more or a part of the system failed.
+        Args:
+            hold: what `hold` returned.
+            usage: of step 0, the turn's first model call; withheld and unsent tokens included.
+            withheld_token_count: of these, withheld by safety.
+            unsent_token_count: of these, neither released to a reader nor withheld.
+            further_steps: the model calls after the first.
         """
         request = pb.SettleRequest(
             turn_id=hold.turn_id,
@@ -76,6 +81,8 @@ class Billing:
             cached_token_count=usage.cached_token_count,
             output_token_count=usage.completion_token_count,
             withheld_token_count=withheld_token_count,
+            unsent_token_count=unsent_token_count,
+            steps=further_steps,
         )
         with translated("billing"):
             await self._of(hold, lambda: self._quota.Settle(request))

@@ -2,7 +2,8 @@
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 
 import grpc
 import structlog
@@ -11,7 +12,7 @@ from gateway import errors
 from gateway.errors import public
 from gateway.turn.domain import ModelInfo
 from gateway.upstreams.failures import translate
-from gateway.upstreams.inference import Inference
+from gateway.upstreams.inference import Inference, fingerprint_of
 from gateway.upstreams.pool import Pool
 from mesh.chassis import deadlines
 from mesh.chassis.errors import MeshError
@@ -38,6 +39,7 @@ class Catalogue:
         self._inference, self._pool, self._clock = inference, pool, clock
         self._default_model = default_model
         self._models: dict[str, ModelInfo] = {}
+        self._told: dict[str, list[ModelInfo]] = {}  # by node, what it last answered
         self._fetched_at = float("-inf")
         self._fetching: asyncio.Task[None] | None = None
 
@@ -80,13 +82,15 @@ class Catalogue:
         deadlines.enter(None)  # many requests wait for it, not only the one that came first
         names = [node.name for node in self._pool.nodes] or [""]
         found = await asyncio.gather(*map(self._of_node, names))
-        answers = [models for models in found if models is not None]
-        if not answers:
+        if all(models is None for models in found):
             failure = MeshError(grpc.StatusCode.UNAVAILABLE, "", "no node answers")
             raise translate("inference", failure)
-        # A node that is being restarted still serves what it served.
-        kept = self._models if None in found else {}
-        self._models = kept | {model.id: model for models in answers for model in models}
+        self._told = {
+            # A node that is being restarted still serves what it served.
+            name: self._told.get(name, []) if models is None else models
+            for name, models in zip(names, found, strict=True)
+        }
+        self._models = merged(self._told.values())
         self._fetched_at = self._clock()
 
     async def _of_node(self, name: str) -> list[ModelInfo] | None:
@@ -96,6 +100,30 @@ class Catalogue:
             return None
         self._pool.serves(name, frozenset(model.id for model in models))
         return models
+
+
+def merged(told: Iterable[Sequence[ModelInfo]]) -> dict[str, ModelInfo]:
+    """The models by id, each as what holds at any of its nodes.
+
+    An answer may go on at any node. So where these differ (other weights, another precision), no
+    answer can be drawn again, and the model has another fingerprint than each of them.
+
+    Args:
+        told: the models of each node.
+    """
+    by_id: dict[str, list[ModelInfo]] = {}
+    for model in (model for models in told for model in models):
+        by_id.setdefault(model.id, []).append(model)
+    return {model_id: _common(models) for model_id, models in by_id.items()}
+
+
+def _common(models: Sequence[ModelInfo]) -> ModelInfo:
+    fingerprints = sorted({model.fingerprint for model in models})
+    smallest = min(models, key=lambda model: model.context_token_count_max)
+    if len(fingerprints) == 1:
+        return replace(smallest, draws_by_position=all(each.draws_by_position for each in models))
+    fingerprint = fingerprint_of(" ".join(fingerprints))
+    return replace(smallest, fingerprint=fingerprint, draws_by_position=False)
 
 
 def _note(task: "asyncio.Task[None]") -> None:

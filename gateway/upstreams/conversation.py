@@ -1,22 +1,27 @@
 """The memory: threads and their messages, each account's its own."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import grpc
 
 from chatmesh.conversation.v1 import conversation_pb2 as pb
 from chatmesh.conversation.v1 import conversation_pb2_grpc
+from gateway.content import FINISH_REASONS, ROLE_WORDS, ROLES
 from gateway.turn.domain import Caller, Message
 from gateway.upstreams.failures import translated
 
-ROLES = {
-    "system": pb.ROLE_SYSTEM,
-    "user": pb.ROLE_USER,
-    "assistant": pb.ROLE_ASSISTANT,
-    "tool": pb.ROLE_TOOL,
-}
-ROLE_NAMES = {value: name for name, value in ROLES.items()}
+
+@dataclass(frozen=True, slots=True)
+class History:
+    """What was said in a thread: its newest messages, oldest first, and all its system messages."""
+
+    messages: Sequence[Message] = ()
+    # Tokens of each message as it was stored; 0: not counted then.
+    token_counts: Sequence[int] = ()
+    # Older messages that were left where they are, and their tokens.
+    omitted_message_count: int = 0
+    omitted_token_count: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +32,9 @@ class Thread:
     id: str = ""
     # The thread does not exist yet.
     is_new: bool = False
-    history: Sequence[Message] = ()
+    history: History = field(default_factory=History)
+    # Its owner asked that turns run to their end although nobody reads.
+    background: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +48,14 @@ class NewMessage:
     model: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class Changes:
+    """What an owner sets of a thread; None: it stays."""
+
+    title: str | None = None
+    background: bool | None = None
+
+
 def to_stored(kept: NewMessage) -> pb.NewMessage:
     """A message as the contract has it."""
     return pb.NewMessage(
@@ -48,6 +63,7 @@ def to_stored(kept: NewMessage) -> pb.NewMessage:
         content=kept.message.content,
         token_count=kept.token_count,
         finish_reason=kept.finish_reason,
+        finish=FINISH_REASONS[kept.finish_reason],
         model=kept.model,
     )
 
@@ -59,10 +75,8 @@ class Conversation:
         self._read = conversation_pb2_grpc.ThreadReadServiceStub(channel)
         self._write = conversation_pb2_grpc.ThreadWriteServiceStub(channel)
 
-    async def history(
-        self, caller: Caller, thread_id: str, token_count_max: int
-    ) -> Sequence[Message]:
-        """The newest messages of a thread, oldest first.
+    async def history(self, caller: Caller, thread_id: str, token_count_max: int) -> Thread:
+        """A thread with its newest messages that have at most so many tokens.
 
         Raises:
             MeshError: CONVERSATION_NOT_FOUND, also for another account's.
@@ -72,7 +86,15 @@ class Conversation:
         )
         with translated("conversation"):
             tail = await self._read.GetTail(request)
-        return [Message(ROLE_NAMES[each.role], each.content) for each in tail.messages]
+        counts = [each.token_count for each in tail.messages]
+        omitted = tail.omitted_message_count
+        history = History(
+            messages=[Message(ROLE_WORDS[each.role], each.content) for each in tail.messages],
+            token_counts=counts,
+            omitted_message_count=omitted,
+            omitted_token_count=max(0, tail.thread.total_token_count - sum(counts)) * bool(omitted),
+        )
+        return Thread(thread_id, history=history, background=tail.thread.background)
 
     async def append(
         self, caller: Caller, thread: Thread, model: str, messages: Sequence[pb.NewMessage]
@@ -116,8 +138,21 @@ class Conversation:
         with translated("conversation"):
             return await self._read.ListMessages(request)
 
-    async def rename(self, caller: Caller, thread_id: str, title: str) -> pb.Thread:
-        """Changes the title."""
+    async def update(self, caller: Caller, thread_id: str, changes: Changes) -> pb.Thread:
+        """Changes what the owner may set of a thread."""
+        if changes.background is None:  # a store of the version before knows no more than this
+            return await self._rename(caller, thread_id, changes.title or "")
+        request = pb.UpdateThreadRequest(
+            account_id=caller.account_id,
+            thread_id=thread_id,
+            title=changes.title,
+            background=changes.background,
+            request_id=caller.turn_id,
+        )
+        with translated("conversation"):
+            return (await self._write.UpdateThread(request)).thread
+
+    async def _rename(self, caller: Caller, thread_id: str, title: str) -> pb.Thread:
         request = pb.RenameThreadRequest(
             account_id=caller.account_id,
             thread_id=thread_id,

@@ -6,8 +6,10 @@ from hashlib import blake2b
 
 import grpc
 
+from chatmesh.content.v1 import content_pb2
 from chatmesh.inference.v1 import inference_pb2 as pb
 from chatmesh.inference.v1 import inference_pb2_grpc
+from gateway.content import FINISH_WORDS
 from gateway.turn.domain import (
     FINISH_LENGTH,
     FINISH_STOP,
@@ -30,7 +32,8 @@ PRIORITIES = {
     "enterprise": pb.PRIORITY_HIGH,
     "admin": pb.PRIORITY_HIGH,
 }
-FINISH_REASONS = {pb.FINISH_REASON_STOP: FINISH_STOP, pb.FINISH_REASON_LENGTH: FINISH_LENGTH}
+# Any other means that the node gave the answer up: see content.v1.FinishReason.
+ENDS = {FINISH_STOP, FINISH_LENGTH}
 UINT64_MASK = (1 << 64) - 1
 FINGERPRINT_DIGITS = 10
 LOAD_INTERVAL_MS = 50
@@ -203,6 +206,11 @@ def derived_seed(ask: Ask, caller: Caller) -> int:
     return seed & UINT64_MASK
 
 
+def fingerprint_of(words: str) -> str:
+    """A short name for what decides the tokens of an answer besides the request."""
+    return "fp_" + blake2b(words.encode(), digest_size=16).hexdigest()[:FINGERPRINT_DIGITS]
+
+
 def _request(ask: Ask, caller: Caller, prompt: Prompt) -> pb.GenerateRequest:
     sampling = ask.sampling
     return pb.GenerateRequest(
@@ -210,7 +218,7 @@ def _request(ask: Ask, caller: Caller, prompt: Prompt) -> pb.GenerateRequest:
         model=ask.model,
         prompt_token_ids=prompt.token_ids,
         max_tokens=prompt.max_tokens,
-        sampling=pb.SamplingParams(
+        sampling=content_pb2.Sampling(
             temperature=sampling.temperature,
             top_p=sampling.top_p,
             seed=derived_seed(ask, caller),
@@ -231,16 +239,16 @@ def _request(ask: Ask, caller: Caller, prompt: Prompt) -> pb.GenerateRequest:
     )
 
 
-def _response_format(wanted: ResponseFormat | None) -> pb.ResponseFormat | None:
+def _response_format(wanted: ResponseFormat | None) -> content_pb2.ResponseFormat | None:
     if wanted is None:
         return None
     if wanted.kind == "json_object":
-        return pb.ResponseFormat(json_object=True)
+        return content_pb2.ResponseFormat(json_object=True)
     if wanted.kind == "json_schema":
-        return pb.ResponseFormat(json_schema=wanted.text)
+        return content_pb2.ResponseFormat(json_schema=wanted.text)
     if wanted.kind == "regex":
-        return pb.ResponseFormat(regex=wanted.text)
-    return pb.ResponseFormat(choice=pb.Choice(texts=wanted.choices))
+        return content_pb2.ResponseFormat(regex=wanted.text)
+    return content_pb2.ResponseFormat(choice=content_pb2.ChoiceList(texts=wanted.choices))
 
 
 def _pin(instance: str) -> tuple[tuple[str, str], ...]:
@@ -248,10 +256,10 @@ def _pin(instance: str) -> tuple[tuple[str, str], ...]:
 
 
 def _fingerprint(model: pb.Model) -> str:
-    weights = f"{model.id} {model.tokenizer_digest} {model.engine} {model.created_unix_s}"
-    if model.weights_digest or model.precision:  # a node of yesterday tells neither
-        weights += f" {model.weights_digest} {model.precision}"
-    return "fp_" + blake2b(weights.encode(), digest_size=16).hexdigest()[:FINGERPRINT_DIGITS]
+    numbers = str(model.created_unix_s)  # of a node of yesterday, which tells neither
+    if model.weights_digest or model.precision:  # whenever, and on whichever machine, they lie
+        numbers = f"{model.weights_digest} {model.precision}"
+    return fingerprint_of(f"{model.id} {model.tokenizer_digest} {model.engine} {numbers}")
 
 
 def _frame(response: pb.GenerateResponse, position: int) -> Frame:
@@ -264,11 +272,12 @@ def _frame(response: pb.GenerateResponse, position: int) -> Frame:
         return Frame(tuple(tokens.token_ids), tokens.text, logprobs)
     if event == "finished":
         finished = response.finished
-        if finished.finish_reason not in FINISH_REASONS:
+        reason = FINISH_WORDS.get(finished.finish_reason)
+        if reason not in ENDS:
             raise NodeError.broken("the node gave the answer up")
         return Frame(
             text=finished.text,
-            finish_reason=FINISH_REASONS[finished.finish_reason],
+            finish_reason=reason,
             cached_token_count=finished.usage.cached_token_count,
         )
     return Frame()

@@ -180,20 +180,17 @@ class RedisJournal:
         self._running_s = int(limits.turn_duration_s_max) + RUNNING_MARGIN_S
         names = {"put": PUT, "append": APPEND, "adopt": ADOPT, "stop": STOP}
         names |= {"forget": FORGET, "disclaim": DISCLAIM, "reclaim": RECLAIM, "keep": KEEP}
+        self._ended: list[tuple[Write, int]] = []
         self._scripts = {name: client.register_script(text) for name, text in names.items()}
 
     async def write(self, writes: Sequence[Write]) -> list[Written]:
-        """Two or three round trips: the turns, then the lists they stand in."""
-        answers = await self._run_all([self._write(each) for each in writes])
-        results = [Written(OUTCOMES[a[0]], bool(a[1]), bool(a[2])) for a in answers]
-        ended = [
-            (write, answer[3])
-            for write, answer in zip(writes, answers, strict=True)
-            if write.state != RUNNING and answer[0] == 1
-        ]
-        begun = [write for write in writes if write.is_whole and write.state == RUNNING]
-        await self._file(begun, ended)
-        return results
+        """One round trip for all turns, with the lists they stand in."""
+        calls = [self._write(each) for each in writes]
+        answers = await self._run_all(calls, [self._listing(each) for each in writes])
+        for write, answer in zip(writes, answers, strict=True):
+            if write.state != RUNNING and answer[0] == 1:
+                self._ended.append((write, answer[3]))
+        return [Written(OUTCOMES[each[0]], bool(each[1]), bool(each[2])) for each in answers]
 
     def _write(self, write: Write) -> tuple[str, list[str], list[Any]]:
         keys = [head_key(write.turn_id), head_key(write.turn_id) + ":log"]
@@ -205,19 +202,26 @@ class RedisJournal:
         epochs = "".join(f"{number} " for number in write.epoch_numbers)
         return "put", keys, [*values, write.plan, write.account_id, epochs]
 
-    async def _file(self, begun: Sequence[Write], ended: Sequence[tuple[Write, int]]) -> None:
-        """Keeps the lists of what an owner has, and of what ended; old ones make room."""
-        pipeline = self._client.pipeline(transaction=False)
-        for write in begun:
-            pipeline.sadd(owner_key(write.owner) + ":turns", write.turn_id)
-        for write, _ in ended:
-            pipeline.srem(owner_key(write.owner) + ":turns", write.turn_id)
-        if len(pipeline):
-            await self._timed(pipeline.execute())
-        for write, size in ended:
-            await self._keep(write, size)
+    @staticmethod
+    def _listing(write: Write) -> tuple[str, str, str] | None:
+        """How a write changes the list of what its owner has."""
+        key = owner_key(write.owner) + ":turns"
+        if write.state != RUNNING:
+            return ("SREM", key, write.turn_id)
+        return ("SADD", key, write.turn_id) if write.is_whole else None
 
-    async def _keep(self, write: Write, size: int) -> None:
+    async def tidy(self) -> None:
+        """Files what ended since the last time; where it is too much, the oldest goes."""
+        ended, self._ended = self._ended, []
+        calls = [call for write, size in ended for call in self._keep(write, size)]
+        if not calls:
+            return
+        gone = {turn.decode() for answer in await self._run_all(calls) for turn in answer}
+        for turn_id in gone:
+            keys = (head_key(turn_id), head_key(turn_id) + ":log")
+            await self._timed(self._client.unlink(*keys))
+
+    def _keep(self, write: Write, size: int) -> list[tuple[str, list[str], list[Any]]]:
         limits, now_ms = self._limits, time.time_ns() // 1_000_000
         retention_s = limits.turn_retention_s
         bounds = (
@@ -229,10 +233,7 @@ class RedisJournal:
             oldest_ms = now_ms - retention_s * MS
             values = [now_ms, oldest_ms, write.turn_id, size, bytes_max, retention_s]
             calls.append(("keep", [key, key + ":bytes"], values))
-        gone = {turn.decode() for answer in await self._run_all(calls) for turn in answer}
-        for turn_id in gone:
-            keys = (head_key(turn_id), head_key(turn_id) + ":log")
-            await self._timed(self._client.unlink(*keys))
+        return calls
 
     async def head(self, turn_id: str) -> Head | None:
         """One round trip."""
@@ -292,21 +293,22 @@ class RedisJournal:
         """Ends the lease."""
         await self._timed(self._client.delete(owner_key(owner)))
 
-    async def is_alive(self, owner: str) -> bool:
-        """Whether the lease is there."""
-        return bool(await self._timed(self._client.exists(owner_key(owner))))
+    async def alive_s(self, owner: str) -> float:
+        """What is left of the lease."""
+        left_ms: int = await self._timed(self._client.pttl(owner_key(owner)))
+        return max(0, left_ms) / MS
 
     async def orphans(self, owner: str, count_max: int) -> list[str]:
         """Looks at each owner that ever was."""
         orphans: list[str] = []
         for raw in await self._timed(self._client.smembers(OWNERS)):
             found = raw.decode()
-            if found != owner and await self.is_alive(found):
+            if found != owner and await self.alive_s(found):
                 continue
             key = owner_key(found) + ":turns"
             turns = await self._timed(self._client.srandmember(key, count_max))
             if not turns and found != owner:
-                await self._timed(self._client.srem(OWNERS, owner))
+                await self._timed(self._client.srem(OWNERS, found))
             orphans += [turn.decode() for turn in turns or ()]
         return orphans
 
@@ -353,13 +355,20 @@ class RedisJournal:
     async def _run(self, name: str, keys: list[str], values: list[Any]) -> Any:
         return (await self._run_all([(name, keys, values)]))[0]
 
-    async def _run_all(self, calls: Sequence[tuple[str, list[str], list[Any]]]) -> list[Any]:
-        """Runs scripts in one round trip."""
+    async def _run_all(
+        self,
+        calls: Sequence[tuple[str, list[str], list[Any]]],
+        commands: Sequence[tuple[str, ...] | None] = (),
+    ) -> list[Any]:
+        """Runs scripts, and commands whose answers are not needed, in one round trip."""
+        answers: list[Any] = []
         for _ in range(2):
             pipeline = self._client.pipeline(transaction=False)
             for name, keys, values in calls:
                 pipeline.evalsha(self._scripts[name].sha, len(keys), *keys, *values)
-            answers: list[Any] = await self._timed(pipeline.execute(raise_on_error=False))
+            for command in filter(None, commands):
+                pipeline.execute_command(*command)
+            answers = await self._timed(pipeline.execute(raise_on_error=False))
             if not any(isinstance(each, redis.exceptions.NoScriptError) for each in answers):
                 break
             # A Redis that was restarted knows no script; each of ours may be repeated.
@@ -368,7 +377,7 @@ class RedisJournal:
         for answer in answers:
             if isinstance(answer, Exception):
                 raise JournalAway from answer
-        return answers
+        return answers[: len(calls)]
 
     async def _timed(self, call: Awaitable[Any]) -> Any:
         try:

@@ -5,22 +5,17 @@ from dataclasses import dataclass, replace
 
 import grpc
 
+from chatmesh.content.v1 import content_pb2
 from chatmesh.safety.v1 import safety_pb2 as pb
 from chatmesh.safety.v1 import safety_pb2_grpc
 from gateway import errors
+from gateway.content import ROLES, TIERS
 from gateway.errors import public
 from gateway.settings import TurnLimits
 from gateway.turn.answer import Answer
 from gateway.turn.domain import Caller, Message
 from gateway.upstreams.failures import translated
 from gateway.upstreams.reply_screen import MESSAGE_DEFAULT, ReplyScreen, category_of
-
-ROLES = {
-    "system": pb.ROLE_SYSTEM,
-    "user": pb.ROLE_USER,
-    "assistant": pb.ROLE_ASSISTANT,
-    "tool": pb.ROLE_TOOL,
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +47,10 @@ class Safety:
         """
         request = pb.ScreenPromptRequest(
             subject=_subject(caller),
-            messages=[pb.Message(role=ROLES[each.role], content=each.content) for each in messages],
+            messages=[
+                content_pb2.Message(role=ROLES[each.role], content=each.content)
+                for each in messages
+            ],
         )
         with translated("safety"):
             verdict = (await self._stub.ScreenPrompt(request)).verdict
@@ -104,5 +102,6 @@ def _subject(caller: Caller) -> pb.Subject:
         turn_id=caller.turn_id,
         account_id=caller.account_id,
         tier=caller.tier,
+        account_tier=TIERS[caller.tier],
         jurisdiction=caller.jurisdiction,
     )

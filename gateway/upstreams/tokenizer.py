@@ -4,25 +4,23 @@ from collections.abc import Sequence
 
 import grpc
 
+from chatmesh.content.v1 import content_pb2
 from chatmesh.tokenizer.v1 import tokenizer_pb2 as pb
 from chatmesh.tokenizer.v1 import tokenizer_pb2_grpc
 from gateway import errors
+from gateway.content import ROLES
 from gateway.turn.domain import Message, ModelInfo, Prompt
 from gateway.upstreams.failures import translated
 from mesh.chassis.errors import MeshError
 
-ROLES = {
-    "system": pb.ROLE_SYSTEM,
-    "user": pb.ROLE_USER,
-    "assistant": pb.ROLE_ASSISTANT,
-    "tool": pb.ROLE_TOOL,
-}
 # When the client left the length open, at most this part of the context is kept for the answer.
 ANSWER_ROOM_DIVISOR = 4
+# Texts that one CountTokens takes.
+TEXT_COUNT_MAX = 1024
 
 
 class Tokenizer:
-    """Encodes."""
+    """Encodes and counts."""
 
     def __init__(self, channel: grpc.aio.Channel, answer_room_token_count: int) -> None:
         self._stub = tokenizer_pb2_grpc.TokenizerServiceStub(channel)
@@ -45,7 +43,7 @@ class Tokenizer:
         request = pb.EncodeRequest(
             model=model.id,
             messages=[
-                pb.Message(role=ROLES[each.role], content=each.content, name=each.name)
+                content_pb2.Message(role=ROLES[each.role], content=each.content, name=each.name)
                 for each in messages
             ],
             max_tokens=max_tokens or self._room(model),
@@ -63,6 +61,21 @@ class Tokenizer:
             dropped_message_count=response.dropped_message_count,
             message_token_counts=_counts(messages, response),
         )
+
+    async def count(self, model: ModelInfo, texts: Sequence[str]) -> list[int]:
+        """Tokens of each text by itself.
+
+        Raises:
+            MeshError: MODEL_NOT_FOUND, INVALID_PARAMETER, SERVICE_UNAVAILABLE, TIMEOUT.
+        """
+        counts: list[int] = []
+        for start in range(0, len(texts), TEXT_COUNT_MAX):
+            request = pb.CountTokensRequest(
+                model=model.id, texts=texts[start : start + TEXT_COUNT_MAX]
+            )
+            with translated("tokenizer"):
+                counts += (await self._stub.CountTokens(request)).text_token_counts
+        return counts
 
     async def _encode(self, request: pb.EncodeRequest) -> pb.EncodeResponse:
         with translated("tokenizer"):

@@ -53,7 +53,7 @@ def _overlap(text: str, stop: str) -> int:
     return next((n for n in range(longest, 0, -1) if text.endswith(stop[:n])), 0)
 
 
-class Answer:
+class AnswerState:
     """One answer while it grows.
 
     Attributes:
@@ -76,8 +76,6 @@ class Answer:
             self.push(token_id)
             if self.finish is not None:
                 return
-        if self.token_count >= self._rule.max_token_count:
-            self.finish = Finish(FinishReason.LENGTH)
 
     def push(self, token_id: int) -> str:
         """Adds one token; returns the text that became final with it and sets `finish` at the end.

@@ -1,6 +1,6 @@
 """What every engine is: token ids in, token ids out, cancel, load.
 
-    request ──submit──> engine ──Delta, Delta, …, the last with `finish`──> TokenStream
+    request ──submit──> engine ──TokenDelta, …, the last with `finish`──> TokenStream
 
 The service knows only this file. An engine is chosen by name in `inference_svc.engine.choose`;
 the one that needs torch is imported only when it is chosen.
@@ -162,10 +162,20 @@ class Engine(Protocol):
     Attributes:
         name: as in the settings and in ListModels.
         failed: set when the engine can serve nobody any more; the process is then to be restarted.
+        draws_by_position: token ids of an answer depend on the request and its seed alone, on any
+            node of the same `weights_digest` and `precision`: in any company, and however often
+            it was interrupted and continued. As the two below, known once it was started.
+        weights_digest: SHA-256 over the weights as they lie on disk, lower-case hex; empty when
+            there are none.
+        precision: all else that the drawn tokens depend on, bit for bit: first the kinds of
+            numbers and what computes, for people, then a digest of the rest. To be compared whole.
     """
 
     name: str
     failed: asyncio.Event
+    draws_by_position: bool
+    weights_digest: str
+    precision: str
 
     async def start(self) -> None:
         """Gets ready to serve. Raises EngineError when the model cannot be served."""

@@ -4,7 +4,7 @@ that the prompt and the seed choose. A token is a function of prompt ids, seed a
 
 import hashlib
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from inference_svc.engine.vocabulary import Vocabulary
 
@@ -72,3 +72,10 @@ def script_key(prompt_token_ids: Sequence[int], seed: int) -> int:
     data = array("I", prompt_token_ids).tobytes()
     salt = (seed & (2**64 - 1)).to_bytes(8, "little")
     return int.from_bytes(hashlib.blake2b(data, digest_size=8, salt=salt).digest(), "little")
+
+
+def script_digest(script: Sequence[int], eos_token_ids: Iterable[int]) -> str:
+    """Names what is read and what ends it: 10 hex digits."""
+    digest = hashlib.blake2b(array("I", script).tobytes(), digest_size=5)
+    digest.update(repr(sorted(eos_token_ids)).encode())
+    return digest.hexdigest()

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 
-from inference_svc.engine.answer import Answer
+from inference_svc.engine.answer import AnswerState
 from inference_svc.engine.protocol import (
     BLOCK_TOKEN_COUNT,
     BadFormatError,
@@ -25,7 +25,7 @@ from inference_svc.engine.protocol import (
     RequestTooLargeError,
     TokenLogprobs,
 )
-from inference_svc.engine.script import make_script, script_key
+from inference_svc.engine.script import make_script, script_digest, script_key
 from inference_svc.engine.stream import TokenStream
 from inference_svc.engine.torch.block_manager import BlockManager, prefix_hashes
 from inference_svc.engine.vocabulary import Vocabulary
@@ -52,11 +52,16 @@ class AnswerLength:
     token_count_max: int = 160
     ignore_eos: bool = False
 
+    def __str__(self) -> str:
+        if self.ignore_eos:
+            return "unlimited"
+        return f"{self.token_count_min}-{self.token_count_max}"
+
 
 class _Running:
     """One request and where it stands."""
 
-    def __init__(self, request: EngineRequest, answer: Answer, script_offset: int) -> None:
+    def __init__(self, request: EngineRequest, answer: AnswerState, script_offset: int) -> None:
         self.request, self.answer, self.script_offset = request, answer, script_offset
         self.stream: TokenStream
         self.blocks: list[int] = []
@@ -69,9 +74,15 @@ class _Running:
 
 
 class SimulatedEngine:
-    """An `Engine` of this process' event loop."""
+    """An `Engine` of this process' event loop.
+
+    Attributes:
+        precision: the lengths of its answers and a digest of its script; it has no weights.
+    """
 
     name = "simulated"
+    draws_by_position = True
+    weights_digest = ""
 
     def __init__(
         self,
@@ -95,6 +106,7 @@ class SimulatedEngine:
         self._blocks = BlockManager(block_count)
         self._queue_depth_max, self._running_count_max = queue_depth_max, running_count_max
         self._script = make_script(vocabulary) or [0]
+        self.precision = f"script {length} {script_digest(self._script, eos_token_ids)}"
         self._waiting: list[tuple[float, int, _Running]] = []  # heap: (rank in s, arrival, request)
         self._waiting_count = 0
         self._running: set[_Running] = set()
@@ -141,7 +153,7 @@ class SimulatedEngine:
         return state.stream
 
     def _stand(self, request: EngineRequest) -> _Running:
-        answer = Answer(request.stop, self._vocabulary)
+        answer = AnswerState(request.stop, self._vocabulary)
         answer.replay(request.emitted_token_ids)
         key = script_key(request.prompt_token_ids, request.sampling.seed)
         state = _Running(request, answer, key % len(self._script))

@@ -14,7 +14,7 @@ if TYPE_CHECKING:  # the protocol names this class
 
 
 @dataclass(slots=True)
-class Counts:
+class GeneratedCounts:
     """What one attempt used up to now, in tokens.
 
     Attributes:
@@ -29,7 +29,7 @@ class Counts:
 
 
 @dataclass(slots=True)
-class Delta:
+class TokenDelta:
     """Consecutive new tokens, and the end when `finish` is set.
 
     Attributes:
@@ -57,7 +57,7 @@ class TokenStream:
         on_cancel: Callable[[], None],
         source: Callable[[], None] | None = None,
     ) -> None:
-        self.counts = Counts(output=emitted_count)
+        self.counts = GeneratedCounts(output=emitted_count)
         self._on_cancel, self._source = on_cancel, source
         self._next_position = emitted_count
         self._ids: list[int] = []
@@ -118,7 +118,7 @@ class TokenStream:
         if not self.done:
             self._on_cancel()
 
-    async def take(self, hold_s: float = 0.0, enough: int = 1) -> Delta:
+    async def take(self, hold_s: float = 0.0, enough: int = 1) -> TokenDelta:
         """What has arrived: at least one token, or the end.
 
         Once something is there, waits up to `hold_s` seconds for `enough` tokens or the end.
@@ -131,7 +131,7 @@ class TokenStream:
             await self._hold(hold_s, enough)
         if self._error is not None and not self._ids:
             raise self._error
-        delta = Delta(
+        delta = TokenDelta(
             self._next_position, self._ids, "".join(self._texts), self._logprobs, self._finish
         )
         self._next_position += len(self._ids)

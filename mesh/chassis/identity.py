@@ -21,6 +21,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
 from chatmesh.mesh.v1 import mesh_pb2, mesh_pb2_grpc
+from mesh.chassis.files import write_private
 
 JOIN_TIMEOUT_S = 10.0
 RENEW_RETRY_S = 1.0
@@ -81,7 +82,7 @@ def publish(state_dir: Path, key: bytes, certificate_chain: str, trust_bundle: s
     taken = sorted(int(path.name) for path in versions.iterdir() if path.name.isdigit())
     version = versions / str(taken[-1] + 1 if taken else 1)
     version.mkdir(mode=0o700)
-    _write_private(version / "tls.key", key)
+    write_private(version / "tls.key", key)
     (version / "tls.crt").write_text(certificate_chain)
     (version / "ca.crt").write_text(trust_bundle)
     link, scratch = state_dir / "identity", state_dir / "identity.new"
@@ -146,9 +147,3 @@ async def keep_renewed(address: str, identity: Identity, state_dir: Path) -> Non
         else:
             log.error("certificate_expired", remedy="restart the process with a new join token")
             return
-
-
-def _write_private(path: Path, content: bytes) -> None:
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    with os.fdopen(descriptor, "wb") as file:
-        file.write(content)

@@ -61,7 +61,7 @@ class Lease:
             self._instance.address = address
         self._acknowledged.clear()
         self._changed.set()
-        with contextlib.suppress(TimeoutError):  # it will be told when it is back
+        with contextlib.suppress(TimeoutError):  # it is notified when it is back
             async with asyncio.timeout(self._ttl_s):
                 await self._acknowledged.wait()
 

@@ -1,4 +1,4 @@
-"""The server side of every service: who may call, how long it may take, how failures are told.
+"""The server side of every service: who may call, how long it may take, how failures are reported.
 
 One interceptor wraps each method once. Around the servicer's own code it does, in this order:
 admit the caller (SPIFFE id, deadline) → enter deadline and trace → run → translate the failure.
@@ -202,11 +202,11 @@ class _Call:
         if isinstance(error, grpc.aio.AbortError):
             self._code = self._context.code() or grpc.StatusCode.UNKNOWN
             raise error
-        told = _as_mesh_error(self._method, error)
-        self._code = told.code
-        report = log.error if told.code in FAULTS else log.info
-        report("rpc_failed", method=self._method, code=told.code.name, reason=told.reason)
-        await abort(self._context, told)
+        failure = _as_mesh_error(self._method, error)
+        self._code = failure.code
+        report = log.error if failure.code in FAULTS else log.info
+        report("rpc_failed", method=self._method, code=failure.code.name, reason=failure.reason)
+        await abort(self._context, failure)
 
     def end(self) -> None:
         """Records the end, however it came."""

@@ -16,10 +16,10 @@ from envoy.service.discovery.v3 import ads_pb2_grpc
 
 from chatmesh.mesh.v1 import mesh_pb2_grpc
 from mesh.chassis import telemetry
+from mesh.chassis.files import write_public
 from mesh.control import ca, serving, watch
 from mesh.control.ads_service import AdsService
 from mesh.control.edge import Edge, WebCertificate
-from mesh.control.files import write_public
 from mesh.control.issuer import Issuer, OwnCertificate
 from mesh.control.plane import Plane
 from mesh.control.registry import Registry

@@ -11,18 +11,9 @@ from dataclasses import dataclass, field
 from envoy.service.discovery.v3 import discovery_pb2
 
 from mesh.control.render import unknown_service
-from mesh.control.resources import (
-    CLUSTER,
-    ENDPOINTS,
-    LISTENER,
-    MESSAGES,
-    PUSH_ORDER,
-    ROUTES,
-    SECRET,
-    Packed,
-    pack,
-)
+from mesh.control.resources import MESSAGES, PUSH_ORDER, Packed, pack
 from mesh.control.snapshot import Kind, Snapshot
+from mesh.xds import CLUSTER, ENDPOINTS, LISTENER, ROUTES, SECRET
 
 WILDCARD = "*"
 # Types for which "nothing named" means "everything", and for which absence from a response means

@@ -16,7 +16,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from mesh.control.files import write_private, write_public
+from mesh.chassis.files import write_private, write_public
 
 ROOT_LIFETIME = datetime.timedelta(days=3650)
 # Clocks of one mesh may differ by this much; never more than a tenth of a certificate's life, so

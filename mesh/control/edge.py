@@ -8,13 +8,14 @@ from pathlib import Path
 
 import structlog
 
+from mesh.chassis.files import write_private
+from mesh.chassis.followed_file import FollowedFile
 from mesh.control import ca, registry, render
-from mesh.control.files import write_private
-from mesh.control.resources import Resources
 from mesh.control.settings import EdgeSettings
 from mesh.control.store import StateFolder
 from mesh.edge.render import EdgeInputs, edge_resources
-from mesh.topology import Topology
+from mesh.topology import Retry, Topology
+from mesh.xds import Resources
 
 EDGE = "edge"
 # Short enough that a copy of the key is worth little, long enough for a machine that is off for
@@ -36,37 +37,28 @@ class WebCertificate:
         """
         self._settings, self._folder, self._clock = settings, folder, clock
         self._renew_at = datetime.datetime.max.replace(tzinfo=datetime.UTC)
-        self.chain_pem, self.key_pem = self._read() if self._given() else self._make()
+        self._files: FollowedFile[tuple[str, str]] | None = None
+        if settings.cert_file is not None and settings.key_file is not None:
+            self._files = FollowedFile(
+                settings.cert_file, settings.key_file, parse=_check_pair, refused=_refuse
+            )
+        self.chain_pem, self.key_pem = self._files.load() if self._files else self._make()
 
     def refresh(self) -> bool:
         """Takes up new files, or renews our own; True when something changed.
 
         Files that do not fit together (they may be between two writes) change nothing.
         """
-        if not self._given():
+        if self._files is None:
             if self._clock() < self._renew_at:
                 return False
             self.chain_pem, self.key_pem = self._make()
             return True
-        try:
-            read = self._read()
-        except (OSError, ValueError) as error:
-            log.error("web_certificate_refused", problem=str(error))
+        if not self._files.refresh():
             return False
-        changed = read != (self.chain_pem, self.key_pem)
-        self.chain_pem, self.key_pem = read
-        return changed
-
-    def _given(self) -> bool:
-        return self._settings.cert_file is not None
-
-    def _read(self) -> tuple[str, str]:
-        certificate, key = self._settings.cert_file, self._settings.key_file
-        assert certificate is not None
-        assert key is not None
-        pair = certificate.read_text(encoding="utf-8"), key.read_text(encoding="utf-8")
-        _check_pair(*pair)
-        return pair
+        assert self._files.current is not None
+        self.chain_pem, self.key_pem = self._files.current
+        return True
 
     def _make(self) -> tuple[str, str]:
         now = self._clock()
@@ -99,7 +91,7 @@ class Edge:
         return {**self._rendered[1], **render.for_envoy(topology, instances, EDGE)}
 
     def _inputs(self, topology: Topology) -> EdgeInputs:
-        repeatable = (m.name for m in topology.called_by(EDGE) if m.retry == "repeatable")
+        called = topology.called_by(EDGE)
         return EdgeInputs(
             plain_port=self._settings.port,
             tls_port=self._settings.tls_port,
@@ -108,12 +100,17 @@ class Edge:
             web_key_pem=self._certificate.key_pem,
             trust_bundle_pem=self._trust_bundle_pem,
             cors_origins=self._settings.cors_origins,
-            repeatable_methods=frozenset(repeatable),
+            repeatable_methods=frozenset(m.name for m in called if m.retry is Retry.REPEATABLE),
+            joinable_methods=frozenset(m.name for m in called if m.retry is Retry.JOINABLE),
         )
 
 
-def _check_pair(chain_pem: str, key_pem: str) -> None:
-    """Raises ValueError unless the key belongs to the certificate, as a TLS library sees it."""
+def _refuse(error: OSError | ValueError) -> None:
+    log.error("web_certificate_refused", problem=str(error))
+
+
+def _check_pair(chain_pem: str, key_pem: str) -> tuple[str, str]:
+    """Both; raises ValueError unless the key belongs to the certificate, as TLS sees it."""
     with tempfile.TemporaryDirectory() as scratch:
         chain, key = Path(scratch, "chain"), Path(scratch, "key")
         write_private(chain, chain_pem)
@@ -122,3 +119,4 @@ def _check_pair(chain_pem: str, key_pem: str) -> None:
             ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(chain, key, "")
         except ssl.SSLError as error:
             raise ValueError(f"EDGE_CERT_FILE and EDGE_KEY_FILE do not fit: {error}") from error
+    return chain_pem, key_pem

@@ -8,10 +8,10 @@ import structlog
 from prometheus_client import Counter, Gauge
 
 from mesh.control import policy, registry, render, snapshot
-from mesh.control.resources import Resources
 from mesh.control.snapshot import Kind, Snapshot
 from mesh.control.store import StateFolder
 from mesh.topology import Topology
+from mesh.xds import Resources
 
 log = structlog.get_logger()
 _version = Gauge("chatmesh_control_snapshot_version", "Version of the xDS snapshot in force")

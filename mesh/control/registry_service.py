@@ -55,13 +55,13 @@ class RegistryService(mesh_pb2_grpc.RegistryServiceServicer):
         if request.service not in self._plane.topology.services:
             raise no_service(request.service)
         wake = asyncio.Event()
-        told: tuple[registry.Instance, ...] | None = None
+        notified: tuple[registry.Instance, ...] | None = None
         with self._plane.listening(wake):
             while True:
                 wake.clear()
                 live = self._plane.instances(request.service)
-                if live != told:
-                    told = live
+                if live != notified:
+                    notified = live
                     yield mesh_pb2.WatchInstancesResponse(
                         instances=[to_proto(self._plane, instance) for instance in live]
                     )
@@ -69,13 +69,13 @@ class RegistryService(mesh_pb2_grpc.RegistryServiceServicer):
 
 
 class _LeaseSession:
-    """One KeepLease stream: what it holds and what it was told."""
+    """One KeepLease stream: what it holds and what it was notified of."""
 
     def __init__(self, plane: Plane, service: str, holder: int, lease_ttl_ms: int) -> None:
         self._plane, self._service, self._holder = plane, service, holder
         self._lease_ttl_ms = lease_ttl_ms
         self._name = ""
-        self._told: tuple[str, bool] | None = None
+        self._notified: tuple[str, bool] | None = None
 
     @property
     def alive(self) -> bool:
@@ -103,11 +103,11 @@ class _LeaseSession:
         if instance is None:
             return
         policy = self._plane.policy(self._service)
-        now_told = (policy.version, instance.drain)
-        if not requests and now_told == self._told:
+        notice = (policy.version, instance.drain)
+        if not requests and notice == self._notified:
             return
-        news = self._told is None or self._told[0] != policy.version
-        self._told = now_told
+        news = self._notified is None or self._notified[0] != policy.version
+        self._notified = notice
         yield mesh_pb2.KeepLeaseResponse(
             lease_ttl_ms=self._lease_ttl_ms,
             policy_version=policy.version,

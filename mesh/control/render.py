@@ -11,18 +11,20 @@ from dataclasses import dataclass
 from typing import Any
 
 from mesh.control.registry import Instance, State
-from mesh.control.resources import (
+from mesh.edge.render import UPSTREAM_CIRCUIT_BREAKERS, UPSTREAM_HTTP2, upstream_tls
+from mesh.topology import Method, Retry, Service, Topology
+from mesh.xds import (
     ADS,
     CLUSTER,
     ENDPOINTS,
     LISTENER,
+    RETRY_BACK_OFF,
+    RETRY_COUNT,
     ROUTES,
     Resource,
     Resources,
     typed,
 )
-from mesh.edge.render import UPSTREAM_CIRCUIT_BREAKERS, UPSTREAM_HTTP2, upstream_tls
-from mesh.topology import Method, Service, Topology
 
 # The caller names an instance of a `pick: instance` service with this metadata.
 INSTANCE_HEADER = "x-chatmesh-instance"
@@ -33,10 +35,9 @@ CONTROL = "control"
 # the chassis; the mesh's own is a backstop behind it.
 BACKSTOP_MARGIN_MS = 2000
 CONNECT_TIMEOUT_S = 1
-# Two repeats of a `repeatable` method, 25-250 ms apart.
-RETRY_COUNT = 2
+# A `joinable` method is not repeated here: only the edge's calls carry the turn id that makes the
+# second the same as the first.
 RETRY_ON = "unavailable,cancelled"
-RETRY_BACK_OFF = {"base_interval": "0.025s", "max_interval": "0.250s"}
 # Per client process and cluster. The default of 1024 would cut a gateway at 1024 open streams.
 REQUESTS_MAX = 20_000
 # C-core counts every status but OK as a failure, NOT_FOUND too: only an instance that fails nearly
@@ -197,7 +198,7 @@ def _action(method: Method) -> dict[str, Any]:
     if method.deadline_ms:
         backstop_s = (method.deadline_ms + BACKSTOP_MARGIN_MS) / 1000
         action["max_stream_duration"] = {"max_stream_duration": f"{backstop_s:.3f}s"}
-    if method.retry == "repeatable":
+    if method.retry is Retry.REPEATABLE:
         action["retry_policy"] = {
             "retry_on": RETRY_ON,
             "num_retries": RETRY_COUNT,

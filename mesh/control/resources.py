@@ -14,12 +14,7 @@ from envoy.extensions.transport_sockets.tls.v3 import secret_pb2
 from google.protobuf import any_pb2, json_format
 from google.protobuf.message import Message
 
-TYPE_PREFIX = "type.googleapis.com/"
-LISTENER = TYPE_PREFIX + "envoy.config.listener.v3.Listener"
-ROUTES = TYPE_PREFIX + "envoy.config.route.v3.RouteConfiguration"
-CLUSTER = TYPE_PREFIX + "envoy.config.cluster.v3.Cluster"
-ENDPOINTS = TYPE_PREFIX + "envoy.config.endpoint.v3.ClusterLoadAssignment"
-SECRET = TYPE_PREFIX + "envoy.extensions.transport_sockets.tls.v3.Secret"
+from mesh.xds import CLUSTER, ENDPOINTS, LISTENER, ROUTES, SECRET
 
 MESSAGES: Mapping[str, type[Message]] = {
     LISTENER: listener_pb2.Listener,
@@ -30,9 +25,6 @@ MESSAGES: Mapping[str, type[Message]] = {
 }
 # Make before break: what a resource names is sent before the resource itself.
 PUSH_ORDER = (SECRET, CLUSTER, ENDPOINTS, LISTENER, ROUTES)
-
-# The ADS configuration source, wherever a resource names another.
-ADS: dict[str, Any] = {"ads": {}, "resource_api_version": "V3"}
 
 # ParseDict finds a message inside an Any only when its module has been imported; the edge does so
 # for its own.
@@ -51,10 +43,6 @@ for _module in (
 ):
     importlib.import_module(_module)
 
-Resource = Mapping[str, Any]
-# Type URL to name to resource.
-Resources = Mapping[str, Mapping[str, Resource]]
-
 
 @dataclass(frozen=True)
 class Packed:
@@ -64,15 +52,10 @@ class Packed:
     # Equal content, equal digest.
     digest: bytes
     # What it was made from.
-    source: Resource
+    source: Mapping[str, Any]
 
 
-def typed(message: str, **fields: Any) -> dict[str, Any]:
-    """A message inside an Any, as ParseDict wants it."""
-    return {"@type": TYPE_PREFIX + message, **fields}
-
-
-def pack(type_url: str, resource: Resource) -> Packed:
+def pack(type_url: str, resource: Mapping[str, Any]) -> Packed:
     """Turns a dict into the message of its type.
 
     Raises:

@@ -15,9 +15,10 @@ from mesh.control.issuer import BadJoinTokenError, Issuer
 from mesh.control.plane import Plane
 from mesh.control.registry_service import to_proto
 from mesh.control.replies import Context, bad_request, caller, no_service, timestamp
-from mesh.control.resources import MESSAGES, SECRET, Packed
+from mesh.control.resources import MESSAGES, Packed
 from mesh.control.snapshot import KINDS
 from mesh.control.tokens import TooManyTokensError
+from mesh.xds import SECRET
 
 Clock = Callable[[], datetime.datetime]
 

@@ -10,16 +10,8 @@ from typing import Any, Literal
 
 from google.protobuf import json_format
 
-from mesh.control.resources import (
-    CLUSTER,
-    ENDPOINTS,
-    MESSAGES,
-    ROUTES,
-    SECRET,
-    Packed,
-    Resources,
-    pack,
-)
+from mesh.control.resources import MESSAGES, Packed, pack
+from mesh.xds import CLUSTER, ENDPOINTS, ROUTES, SECRET, Resources
 
 Kind = Literal["grpc", "envoy"]
 KINDS: tuple[Kind, ...] = ("grpc", "envoy")

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import structlog
 
+from mesh.chassis.files import write_private, write_public
 from mesh.control import registry
-from mesh.control.files import write_private, write_public
 
 log = structlog.get_logger()
 

@@ -6,10 +6,11 @@ from pathlib import Path
 
 import structlog
 
+from mesh.chassis.followed_file import FollowedFile
 from mesh.control.edge import WebCertificate
 from mesh.control.plane import Plane
 from mesh.control.snapshot import SnapshotError
-from mesh.topology import TopologyError, load
+from mesh.topology import TopologyError, parse
 
 POLL_INTERVAL_S = 0.25
 CERTIFICATE_INTERVAL_S = 1.0
@@ -34,12 +35,12 @@ class TopologyFile:
 
     def __init__(self, path: Path) -> None:
         """Raises:
-        OSError, TopologyError: the file cannot be used.
+        OSError, ValueError: the file cannot be used; TopologyError among them.
         """
-        self._path = path
-        # Before it is read: a change in between is seen as one more change.
-        self._seen = _signature(path)
-        self.topology = load(path)
+        self._file = FollowedFile(
+            path, parse=lambda text: parse(text, path.name), refused=_refuse_topology
+        )
+        self.topology = self._file.load()
 
     async def follow(self, plane: Plane) -> None:
         """Looks again and again. Runs for ever."""
@@ -48,23 +49,18 @@ class TopologyFile:
             self.take(plane)
 
     def take(self, plane: Plane) -> bool:
-        """Puts a new version in force; one that is no good is reported, and the old one stays.
-
-        True when the file has changed since the last look.
-        """
-        signature = _signature(self._path)
-        if signature == self._seen:
-            return False
-        self._seen = signature
-        try:
-            plane.set_topology(load(self._path))
-        except (TopologyError, SnapshotError) as error:
-            log.error("topology_refused", problems=error.problems)
-        except (OSError, UnicodeDecodeError) as error:
-            log.error("topology_unreadable", problem=str(error))
-        else:
+        """Puts a new version in force; one that is no good is reported once, the old one stays."""
+        taken = self._file.refresh(plane.set_topology)
+        if taken:
             log.info("topology_changed", snapshot_version=plane.snapshot.version)
-        return True
+        return taken
+
+
+def _refuse_topology(error: OSError | ValueError) -> None:
+    if isinstance(error, TopologyError | SnapshotError):
+        log.error("topology_refused", problems=error.problems)
+    else:
+        log.error("topology_unreadable", problem=str(error))
 
 
 async def follow_certificate(plane: Plane, certificate: WebCertificate) -> None:
@@ -74,12 +70,3 @@ async def follow_certificate(plane: Plane, certificate: WebCertificate) -> None:
         if certificate.refresh():
             log.info("web_certificate_changed")
             plane.refresh()
-
-
-def _signature(path: Path) -> tuple[int, int, int]:
-    """Changes when the file is written or replaced; zeros when it is away."""
-    try:
-        stat = path.stat()
-    except OSError:
-        return 0, 0, 0
-    return stat.st_mtime_ns, stat.st_ino, stat.st_size

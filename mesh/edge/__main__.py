@@ -38,11 +38,11 @@ async def start(node: Node) -> None:
 
 
 async def _follow(node: Node) -> None:
-    told = admin.ABSENT
+    announced = admin.ABSENT
     while not node.stopping.is_set():
         seen = await asyncio.to_thread(admin.health, node.state_dir)
-        if seen != told and not node.draining.is_set():
-            told = seen
+        if seen != announced and not node.draining.is_set():
+            announced = seen
             log.info("envoy_health", live=seen.live, listeners=seen.listeners)
             await node.announce(*_state(seen))
         with contextlib.suppress(TimeoutError):

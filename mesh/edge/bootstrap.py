@@ -11,14 +11,14 @@ Files in the edge's state folder, which is also Envoy's working directory:
 
 import ipaddress
 import json
-import os
 import sys
 from pathlib import Path
 
+from mesh.chassis.files import write_private
 from mesh.edge.inputs import CONTROL_CA_SDS_PATH, IDENTITY_SDS_PATH, EdgeLimits
 from mesh.edge.render import IDENTITY_SECRET, UPSTREAM_HTTP2, file_sds, upstream_tls_from
 from mesh.edge.settings import EnvoySettings
-from mesh.edge.xds import ADS, Resource, socket_address, typed
+from mesh.xds import ADS, Resource, socket_address, typed
 
 BOOTSTRAP_FILE = "envoy.json"
 ADMIN_ADDRESS_FILE = "admin-address.txt"
@@ -200,6 +200,4 @@ def _sds_file(name: str, **secret: Resource) -> Resource:
 
 def _write(path: Path, content: Resource) -> None:
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    scratch = path.with_name(path.name + ".new")
-    scratch.write_text(json.dumps(content, indent=1), encoding="utf-8")
-    os.replace(scratch, path)
+    write_private(path, json.dumps(content, indent=1))

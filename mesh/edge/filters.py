@@ -4,14 +4,12 @@ import base64
 from pathlib import Path
 
 from mesh.edge.contract import descriptor_set, transcoded_services
-from mesh.edge.inputs import EdgeInputs
+from mesh.edge.inputs import FRAMING_BYTES_MAX, EdgeInputs
 from mesh.edge.replies import AUTHORIZATION_FAILED_STATUS
-from mesh.edge.xds import RETRY_MANNER, Resource, seconds, typed
+from mesh.xds import RETRY_ELSEWHERE, RETRY_ON_REPEATABLE, Resource, seconds, typed
 
 HTTP = "envoy.extensions.filters.http."
 COMPRESSED_BYTES_MIN = 512
-# What a body grows by when it becomes a gRPC message: so that one of the very limit passes.
-FRAMING_BYTES_MAX = 4096
 LUA_SOURCE = Path(__file__).with_name("answers.lua")
 
 
@@ -77,12 +75,13 @@ def _authorization(inputs: EdgeInputs) -> Resource:
         HTTP + "ext_authz.v3.ExtAuthz",
         grpc_service={
             "envoy_grpc": {"cluster_name": inputs.gateway_cluster},
-            "timeout": seconds(inputs.limits.authorization_s_max),
+            # Two tries, of which each may take all that one may take.
+            "timeout": seconds(2 * inputs.limits.authorization_s_max),
             # A check may be repeated (topology); it is when a gateway has just gone.
             "retry_policy": {
-                "retry_on": "connect-failure,refused-stream,reset-before-request,unavailable",
+                "retry_on": RETRY_ON_REPEATABLE,
                 "num_retries": 2,
-                **RETRY_MANNER,
+                **RETRY_ELSEWHERE,
                 # Of a gRPC service Envoy takes max_interval for the timeout of each try, too.
                 "retry_back_off": {
                     "base_interval": "0.025s",

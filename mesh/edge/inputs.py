@@ -8,6 +8,8 @@ IDENTITY_SDS_PATH = "sds/identity.json"
 CONTROL_CA_SDS_PATH = "sds/control-ca.json"
 ACCESS_LOG_PATH = "access.log"
 PORT_MAX = 65_535
+# What a body grows by when it becomes a gRPC message: so that one of the very limit passes.
+FRAMING_BYTES_MAX = 4096
 
 
 @dataclass(frozen=True)
@@ -30,8 +32,11 @@ class EdgeLimits:
     stream_silence_s_max: float = 660
     # A client that does not read the end of an answer that is complete.
     stream_flush_s_max: float = 60
+    # How long a connection stays open behind an answer that broke off.
+    delayed_close_s: float = 0.05
     # Longer than a check takes (a millisecond): when hundreds of streams begin at once, they wait
-    # for their turn in the gateway instead of being refused.
+    # for their turn in the gateway instead of being refused. A gateway that hangs for as long is
+    # given up, and another one asked for as long again.
     authorization_s_max: float = 5
 
     def __post_init__(self) -> None:
@@ -63,6 +68,8 @@ class EdgeInputs:
     cors_origins: tuple[str, ...] = ()
     # "package.Service/Method" of the methods that may be called twice (topology: repeatable).
     repeatable_methods: frozenset[str] = frozenset()
+    # Those of which a second call with the same turn id joins the first (topology: joinable).
+    joinable_methods: frozenset[str] = frozenset()
     access_log_path: str = ACCESS_LOG_PATH
     limits: EdgeLimits = EdgeLimits()
 

@@ -7,10 +7,10 @@ from mesh.edge.filters import http_filters, strip_spoofed_headers
 from mesh.edge.inputs import IDENTITY_SDS_PATH, EdgeInputs, EdgeLimits
 from mesh.edge.replies import ORIGINAL_PATH, local_replies
 from mesh.edge.routes import ROUTE_CONFIG_NAME, route_configuration
-from mesh.edge.xds import (
+from mesh.xds import (
     ADS,
     LISTENER,
-    ROUTE_CONFIGURATION,
+    ROUTES,
     SECRET,
     Resource,
     seconds,
@@ -48,14 +48,15 @@ UPSTREAM_HTTP2: Resource = {
 }
 # Cluster.circuit_breakers. Envoy's default of 1024 requests at once would refuse streams long
 # before connections_max x streams do; the gateway's own admission is what binds. Retries are
-# bounded to a share of what runs, so that they never become a storm.
+# bounded to as many as run, so that they never become a storm: when one of two gateways dies, as
+# many begin again as go on at the other.
 UPSTREAM_CIRCUIT_BREAKERS: Resource = {
     "thresholds": [
         {
             "max_connections": 1024,
             "max_pending_requests": 8192,
             "max_requests": 65_536,
-            "retry_budget": {"budget_percent": {"value": 20}, "min_retry_concurrency": 10},
+            "retry_budget": {"budget_percent": {"value": 100}, "min_retry_concurrency": 100},
         }
     ]
 }
@@ -69,7 +70,7 @@ def edge_resources(inputs: EdgeInputs) -> dict[str, dict[str, Resource]]:
     ]
     return {
         LISTENER: {each["name"]: each for each in listeners},
-        ROUTE_CONFIGURATION: {ROUTE_CONFIG_NAME: route_configuration(inputs)},
+        ROUTES: {ROUTE_CONFIG_NAME: route_configuration(inputs)},
         SECRET: {each["name"]: each for each in _secrets(inputs)},
     }
 
@@ -206,6 +207,9 @@ def _bounds(limits: EdgeLimits) -> Resource:
         "request_timeout": seconds(limits.request_s_max),
         "stream_idle_timeout": seconds(limits.stream_silence_s_max),
         "stream_flush_timeout": seconds(limits.stream_flush_s_max),
+        # How long a client that was answered half waits for the end of its connection: Envoy's
+        # default of 1 s is what it would wait before it comes back for the rest of its turn.
+        "delayed_close_timeout": seconds(limits.delayed_close_s),
         "common_http_protocol_options": {
             "idle_timeout": seconds(limits.connection_idle_s_max),
             "max_headers_count": limits.request_header_count_max,

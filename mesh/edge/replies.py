@@ -7,7 +7,7 @@ the request inside a message is escaped.
 from dataclasses import dataclass
 
 from mesh.edge.inputs import EdgeLimits
-from mesh.edge.xds import Resource
+from mesh.xds import Resource
 
 # Envoy's own sign for "the authorization service did not answer"; shown to strangers as 503. A
 # status that admission never denies with, so that the two can be told apart.

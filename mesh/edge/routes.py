@@ -5,16 +5,19 @@ a change of routes does not.
 """
 
 from mesh.edge.contract import REFLECTION, HttpBinding, http_bindings, native_methods
-from mesh.edge.inputs import EdgeInputs
-from mesh.edge.xds import RETRY_MANNER, Resource, seconds, typed
+from mesh.edge.inputs import FRAMING_BYTES_MAX, EdgeInputs
+from mesh.xds import (
+    RETRY_COUNT,
+    RETRY_ELSEWHERE,
+    RETRY_ON_JOINABLE,
+    RETRY_ON_NOT_BEGUN,
+    RETRY_ON_REPEATABLE,
+    Resource,
+    seconds,
+    typed,
+)
 
 ROUTE_CONFIG_NAME = "edge"
-# Failures in which the gateway has certainly not begun: no connection, stream refused, or reset
-# before the request was sent. Repeating such an attempt cannot bill a turn twice. "unavailable"
-# and "reset" are not among them: the turn may have run.
-RETRY_ON_NOT_BEGUN = "connect-failure,refused-stream,reset-before-request"
-RETRY_ON_REPEATABLE = f"{RETRY_ON_NOT_BEGUN},reset,unavailable,cancelled"
-RETRY_COUNT_MAX = 2
 CORS_MAX_AGE_S = 7200
 HEALTH_BODY = '{"status":"ok"}'
 # Also what a browser page may read of an answer.
@@ -40,6 +43,8 @@ def route_configuration(inputs: EdgeInputs) -> Resource:
         "name": "edge",
         "domains": ["*"],
         "routes": routes,
+        # What is repeated is kept: without this a body over the connection's buffer (1 MiB) is not.
+        "request_body_buffer_limit": inputs.limits.request_body_bytes_max + FRAMING_BYTES_MAX,
         "typed_per_filter_config": {"envoy.filters.http.cors": _cors(inputs)},
     }
     return {"name": ROUTE_CONFIG_NAME, "virtual_hosts": [host]}
@@ -78,18 +83,23 @@ def _path(binding: HttpBinding) -> Resource:
 
 
 def _to_gateway(rpc: str, inputs: EdgeInputs) -> Resource:
-    repeatable = rpc in inputs.repeatable_methods
     return {
         "cluster": inputs.gateway_cluster,
         # Envoy's default of 15 s would cut every long answer; the gateway owns the deadline.
         "timeout": "0s",
         "idle_timeout": seconds(inputs.limits.stream_silence_s_max),
         "retry_policy": {
-            "retry_on": RETRY_ON_REPEATABLE if repeatable else RETRY_ON_NOT_BEGUN,
-            "num_retries": RETRY_COUNT_MAX,
-            **RETRY_MANNER,
+            "retry_on": _retry_on(rpc, inputs),
+            "num_retries": RETRY_COUNT,
+            **RETRY_ELSEWHERE,
         },
     }
+
+
+def _retry_on(rpc: str, inputs: EdgeInputs) -> str:
+    if rpc in inputs.repeatable_methods:
+        return RETRY_ON_REPEATABLE
+    return RETRY_ON_JOINABLE if rpc in inputs.joinable_methods else RETRY_ON_NOT_BEGUN
 
 
 def _wrong_verb_routes(bindings: list[HttpBinding]) -> list[Resource]:

@@ -18,6 +18,7 @@ from enum import StrEnum
 import grpc
 from ulid import ULID
 
+from chatmesh.content.v1 import content_pb2
 from chatmesh.inference.v1 import inference_pb2, inference_pb2_grpc
 from chatmesh.tokenizer.v1 import tokenizer_pb2, tokenizer_pb2_grpc
 from mesh.chassis.errors import MeshError
@@ -38,11 +39,11 @@ ANSWER_TOKEN_COUNT_MAX = 24
 CALL_COUNT_MAX = 16  # at once; further ones wait
 
 _ROLES = {
-    Audience.SYSTEM: tokenizer_pb2.ROLE_SYSTEM,
-    Audience.USER: tokenizer_pb2.ROLE_USER,
-    Audience.ASSISTANT: tokenizer_pb2.ROLE_ASSISTANT,
-    Audience.REPLY: tokenizer_pb2.ROLE_ASSISTANT,
-    Audience.TOOL: tokenizer_pb2.ROLE_TOOL,
+    Audience.SYSTEM: content_pb2.ROLE_SYSTEM,
+    Audience.USER: content_pb2.ROLE_USER,
+    Audience.ASSISTANT: content_pb2.ROLE_ASSISTANT,
+    Audience.REPLY: content_pb2.ROLE_ASSISTANT,
+    Audience.TOOL: content_pb2.ROLE_TOOL,
 }
 _SPEAKERS = {
     Audience.SYSTEM: "System",
@@ -105,8 +106,8 @@ class GuardLlm:
         self._codes = codes or (OWN_CODES if style is Style.PROMPT else LLAMA_GUARD_CODES)
         self._calls = asyncio.Semaphore(CALL_COUNT_MAX)
         # The node says nothing of its weights: the model's id and the question stand for them.
-        told = f"{model}\n{style}\n{sorted(self._codes.items())}\n{_question('')}"
-        self.digest = hashlib.sha256(told.encode()).hexdigest()
+        prompt = f"{model}\n{style}\n{sorted(self._codes.items())}\n{_question('')}"
+        self.digest = hashlib.sha256(prompt.encode()).hexdigest()
 
     async def inspect(self, text: str, audience: Audience) -> Sequence[Finding]:
         """See `Backend.inspect`."""
@@ -146,8 +147,7 @@ class GuardLlm:
         request = tokenizer_pb2.EncodeRequest(
             model=self._model,
             messages=[
-                tokenizer_pb2.Message(role=_ROLES[turn.audience], content=turn.text)
-                for turn in turns
+                content_pb2.Message(role=_ROLES[turn.audience], content=turn.text) for turn in turns
             ],
             max_tokens=ANSWER_TOKEN_COUNT_MAX,
         )
@@ -162,7 +162,7 @@ class GuardLlm:
             model=self._model,
             prompt_token_ids=token_ids,
             max_tokens=ANSWER_TOKEN_COUNT_MAX,
-            sampling=inference_pb2.SamplingParams(temperature=0.0),
+            sampling=content_pb2.Sampling(temperature=0.0),
             priority=inference_pb2.PRIORITY_HIGH,
             logprobs=True,
         )

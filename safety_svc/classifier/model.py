@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from safety_svc.classifier import weights
-from safety_svc.classifier.encoder import NO_EXIT, Look, Window
+from safety_svc.classifier.encoder import NO_EXIT, Window, WindowScore
 from safety_svc.classifier.labels import CATEGORIES, COUNT, NAME, judged
 from safety_svc.classifier.linear import probability
 from safety_svc.classifier.normalise import plain, readings
@@ -142,7 +142,7 @@ class Classifier:
         highest = np.max(open_ones, axis=0) - np.float32(discount)
         return _sigmoid(highest * self._fitted.slopes + self._fitted.offsets)
 
-    def _long(self, text: str, document: bool) -> tuple[float, list[Look]]:
+    def _long(self, text: str, document: bool) -> tuple[float, list[WindowScore]]:
         """The first stage's highest score, and the encoder's looks at what it finds worst.
 
         A request in the midst of harmless words is thin in every window; alone it is not. Each
@@ -168,7 +168,7 @@ class Classifier:
                 looks.append(_less(self._look(window, document=False), _SENTENCE_COST))
         return highest, looks
 
-    def _look(self, window: Window, document: bool) -> Look:
+    def _look(self, window: Window, document: bool) -> WindowScore:
         return self._weights.encoder.look(window, document=document, limit=self._limits[document])
 
     def first_stage(self, text: str) -> float:
@@ -192,7 +192,7 @@ def _logit(score: float) -> float:
     return math.log(score / (1 - score)) if score > 0 else NO_EXIT
 
 
-def _less(look: Look, cost: np.float32) -> Look:
+def _less(look: WindowScore, cost: np.float32) -> WindowScore:
     """A look that counts less; one that is settled stays so."""
     return look if look.settled else look._replace(logits=look.logits - cost)
 

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
+from mesh.chassis.checked_yaml import Value, parse
 from safety_svc.detectors.base import Audience, Category, Scanner
 from safety_svc.detectors.cards import CardScanner
 from safety_svc.detectors.personal import personal_scanners
 from safety_svc.detectors.secrets import SecretScanner
 from safety_svc.detectors.words import FREE_LENGTH, Lexicon, Pattern, Term, WordScanner
-from safety_svc.document import Value, parse
 
 RULES = Path(__file__).with_name("rules.yaml")
 NAME_LEXICON, NAME_POLICY_TERMS = "lexicon", "policy_terms"
@@ -113,15 +113,15 @@ def _joined(text: str) -> str:
 
 @cache
 def house_rules() -> Rulebook:
-    """The rulebook that ships with the service; raises DocumentError when it is damaged."""
+    """The rulebook that ships with the service; raises YamlError when it is damaged."""
     return read(RULES.read_text(encoding="utf-8"), RULES.name)
 
 
 def read(text: str, file: str) -> Rulebook:
-    """Checks a rulebook; raises DocumentError with file, line and remedy."""
+    """Checks a rulebook; raises YamlError with file, line and remedy."""
     keys = frozenset({"classes", "ordinary", "terms", "patterns"})
-    top = parse(text, file).mapping(keys, keys)
-    classes = {name: value.texts() for name, value in top["classes"].items()}
+    top = parse(text, file).fields(keys, keys)
+    classes = {name: value.texts() for name, value in top["classes"].fields().items()}
     return Rulebook(
         classes=classes,
         ordinary=top["ordinary"].texts(),
@@ -138,7 +138,7 @@ def _audiences(value: Value | None) -> frozenset[Audience]:
 
 def _terms(item: Value) -> list[tuple[str, Term, frozenset[Audience]]]:
     allowed = frozenset({"category", "phrases", "audiences"})
-    entry = item.mapping(allowed, allowed - {"audiences"})
+    entry = item.fields(allowed, allowed - {"audiences"})
     term = Term(Category(entry["category"].word(_CATEGORIES)), NAME_LEXICON)
     audiences = _audiences(entry.get("audiences"))
     return [(phrase, term, audiences) for phrase in entry["phrases"].texts()]
@@ -146,10 +146,10 @@ def _terms(item: Value) -> list[tuple[str, Term, frozenset[Audience]]]:
 
 def _pattern(item: Value, classes: frozenset[str]) -> Pattern:
     required = frozenset({"name", "category", "sequence", "gap_word_count_max"})
-    entry = item.mapping(required | {"audiences", "unless"}, required)
+    entry = item.fields(required | {"audiences", "unless"}, required)
     sequence = tuple(name.word(classes) for name in entry["sequence"].sequence())
     if len(sequence) < 2:  # noqa: PLR2004 - one class would be a term
-        item.fail("the sequence has fewer than 2 classes", "write its phrases under terms")
+        item.fail("the sequence has fewer than 2 classes; write its phrases under terms")
     unless = entry.get("unless")
     return Pattern(
         name=entry["name"].text(),

@@ -20,7 +20,7 @@ SPACE_REACH = 16
 _SPACE = re.compile(r"\s")
 
 
-class Look(NamedTuple):
+class TextWindow(NamedTuple):
     """A part of a text that is to be judged.
 
     Attributes:
@@ -64,10 +64,10 @@ class Windows:
         """First byte that no look has covered."""
         return self._feed.at(self._seen)
 
-    def feed(self, piece: str, *, final: bool = False) -> list[Look]:
+    def feed(self, piece: str, *, final: bool = False) -> list[TextWindow]:
         """Takes the next piece; returns what is due."""
         size = len(self._feed.add(piece))
-        looks: list[Look] = []
+        looks: list[TextWindow] = []
         while (end := self._due(size)) is not None:
             looks.append(self._look(end))
         if final and size > self._seen:
@@ -89,9 +89,11 @@ class Windows:
             return space.end()
         return latest if size >= latest else None
 
-    def _look(self, end: int) -> Look:
+    def _look(self, end: int) -> TextWindow:
         feed = self._feed
         begin = max(0, end - self._lookback)
         known = feed.at(self._seen)
         self._seen = end
-        return Look(feed.at(end - 1), known, feed.at(begin), feed.at(end), feed.text[begin:end])
+        return TextWindow(
+            feed.at(end - 1), known, feed.at(begin), feed.at(end), feed.text[begin:end]
+        )

@@ -10,9 +10,9 @@ import json
 import sys
 from pathlib import Path
 
+from mesh.chassis.checked_yaml import YamlError
 from safety_svc.classifier import model
 from safety_svc.classifier.weights import SHIPPED, ModelError
-from safety_svc.document import DocumentError
 from safety_svc.evaluate import plots, report, rows
 from safety_svc.evaluate.screening import Screen
 from safety_svc.policy_source import published
@@ -29,7 +29,7 @@ def main() -> int:
         policy = published(arguments.policy.read_text(encoding="utf-8"), str(arguments.policy))
         classifier = None if arguments.rules_only else model.load(arguments.model)
         given = [row for path in arguments.files for row in rows.read(path)]
-    except (rows.RowError, DocumentError, ModelError, OSError) as error:
+    except (rows.RowError, YamlError, ModelError, OSError) as error:
         print(error, file=sys.stderr)
         return 2
     if not given:

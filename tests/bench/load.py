@@ -5,17 +5,20 @@ each stream's last event, never from events: one event may carry several tokens.
 """
 
 import asyncio
+import itertools
 import json
 import re
 import ssl
 import statistics
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import cast
 from urllib.parse import urlsplit
 
 TIMEOUT_S = 600.0
 TAIL_BYTE_COUNT = 2_048
+PROMPT = "Tell me a long story about the sea."
 _FIRST = re.compile(rb'"content": ?"[^"]')
 _USAGE = re.compile(rb'"completion_tokens": ?(\d+)')
 
@@ -36,7 +39,7 @@ class Target:
     model: str
     ca_file: str = ""
 
-    def request(self, token_count: int) -> bytes:
+    def request(self, token_count: int, prompt: str = PROMPT) -> bytes:
         """One streamed chat completion."""
         body = json.dumps(
             {
@@ -44,7 +47,7 @@ class Target:
                 "stream": True,
                 "stream_options": {"include_usage": True},
                 "max_tokens": token_count,
-                "messages": [{"role": "user", "content": "Tell me a long story about the sea."}],
+                "messages": [{"role": "user", "content": prompt}],
             }
         ).encode()
         url = urlsplit(self.base_url)
@@ -138,16 +141,29 @@ async def connect(target: Target) -> Stream:
     return stream
 
 
-async def wave(target: Target, stream_count: int, token_count: int, seconds_min: float) -> Wave:
-    """Lets `stream_count` connections stream whole answers, again until `seconds_min` passed."""
-    request = target.request(token_count)
+async def wave(
+    target: Target,
+    stream_count: int,
+    token_count: int,
+    seconds_min: float,
+    prompts: Iterator[str] | None = None,
+) -> Wave:
+    """Lets `stream_count` connections stream whole answers, again until `seconds_min` passed.
+
+    `prompts` gives each request its own; without it all ask the same.
+    """
+    prompts = prompts or itertools.repeat(PROMPT)
     streams = await asyncio.gather(*(connect(target) for _ in range(stream_count)))
     begin = time.perf_counter()
 
     async def ask_again(stream: Stream) -> list[tuple[int, float]]:
-        answers = [await stream.ask(request)]
-        while time.perf_counter() - begin < seconds_min:
-            answers.append(await stream.ask(request))
+        answers = []
+        while not answers or time.perf_counter() - begin < seconds_min:
+            try:
+                answers.append(await stream.ask(target.request(token_count, next(prompts))))
+            except RuntimeError as error:
+                if "content_filter" not in str(error):  # a natural prompt in a thousand is refused
+                    raise
         return answers
 
     try:

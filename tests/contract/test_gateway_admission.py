@@ -19,6 +19,7 @@ from envoy.service.auth.v3 import external_auth_pb2_grpc
 from google.rpc import error_details_pb2, status_pb2
 
 from chatmesh.billing.v1 import billing_pb2
+from chatmesh.content.v1 import content_pb2
 from gateway.admission.keys import Keys
 from gateway.admission.rate import RateLimiter
 from gateway.admission.service import Admission
@@ -308,7 +309,7 @@ async def test_a_token_opens_its_subjects_account():
         assert decision.told["x-chatmesh-tier"] == "admin"
         assert decision.told["x-chatmesh-key"] == "jwt"
         assert door.billing.subjects[0].issuer == ISSUER
-        assert door.billing.subjects[0].tier == billing_pb2.TIER_ADMIN
+        assert door.billing.subjects[0].tier == content_pb2.TIER_ADMIN
         narrow = await door.check(token(role="admin", scope="usage other"))
         assert narrow.code == "insufficient_scope"
         expired = await door.check(token(exp=int(time.time()) - 60))

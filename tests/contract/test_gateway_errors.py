@@ -6,6 +6,7 @@ import grpc
 import pytest
 
 from chatmesh.chat.v1 import chat_pb2
+from chatmesh.content.v1 import content_pb2
 from gateway.errors import CODES
 from gateway.faces.openai.errors import TABLE
 from mesh.chassis.errors import MeshError
@@ -62,7 +63,7 @@ async def test_upstream_failures(  # noqa: PLR0917  # a row of the table
     getattr(fakes, service).faults.add(method, error, error)
     async with running_gateway(fakes) as gateway:
         http = await gateway.post({"stream": True})
-        message = chat_pb2.Message(role=chat_pb2.ROLE_USER, content="hi")
+        message = chat_pb2.Message(role=content_pb2.ROLE_USER, content="hi")
         request = chat_pb2.ChatRequest(model=MODEL, messages=[message])
         typed = MeshError.from_rpc(
             await failed(gateway.chat.Chat(request, metadata=identity(turn="01JD1")))

@@ -6,7 +6,7 @@ import grpc
 import pytest
 
 from chatmesh.chat.v1 import chat_pb2 as pb
-from chatmesh.inference.v1 import inference_pb2
+from chatmesh.content.v1 import content_pb2
 from mesh.chassis.errors import MeshError
 from tests.support.fakes import Fakes, Script
 from tests.support.gateway_turns import failed, identity, running_gateway
@@ -20,7 +20,7 @@ def as_schema(**fields):
 
 
 def asking(**fields) -> pb.ChatRequest:
-    message = pb.Message(role=pb.ROLE_USER, content="How are you?")
+    message = pb.Message(role=content_pb2.ROLE_USER, content="How are you?")
     return pb.ChatRequest(messages=[message], **fields)
 
 
@@ -58,10 +58,10 @@ async def test_a_format_reaches_the_node(fields, kind, told):
 @pytest.mark.parametrize(
     "asked",
     [
-        pb.ResponseFormat(json_object=True),
-        pb.ResponseFormat(json_schema="{}"),
-        pb.ResponseFormat(regex="a|b"),
-        pb.ResponseFormat(choice=pb.Choice(texts=["yes", "no"])),
+        content_pb2.ResponseFormat(json_object=True),
+        content_pb2.ResponseFormat(json_schema="{}"),
+        content_pb2.ResponseFormat(regex="a|b"),
+        content_pb2.ResponseFormat(choice=content_pb2.ChoiceList(texts=["yes", "no"])),
     ],
 )
 async def test_a_typed_format_reaches_the_node(asked):
@@ -70,12 +70,12 @@ async def test_a_typed_format_reaches_the_node(asked):
         assert [each async for each in gateway.chat.Chat(request, metadata=gateway.identity())]
     told = gateway.fakes.inference.requests[0].response_format
     # Both contracts number the forms alike.
-    assert told == inference_pb2.ResponseFormat.FromString(asked.SerializeToString())
+    assert told == asked
 
 
 async def test_without_a_format_the_node_hears_of_none():
     async with running_gateway() as gateway:
-        for request in (asking(), asking(response_format=pb.ResponseFormat())):
+        for request in (asking(), asking(response_format=content_pb2.ResponseFormat())):
             assert [each async for each in gateway.chat.Chat(request, metadata=gateway.identity())]
         await gateway.post({})
     told = [each.HasField("response_format") for each in gateway.fakes.inference.requests]
@@ -92,7 +92,7 @@ async def test_what_the_node_cannot_enforce_is_the_clients_to_change():
         fakes.inference.faults.add("Generate", fault)
     async with running_gateway(fakes) as gateway:
         answer = await gateway.post({"response_format": as_schema(schema={"not": {}})})
-        request = asking(response_format=pb.ResponseFormat(json_schema='{"not": {}}'))
+        request = asking(response_format=content_pb2.ResponseFormat(json_schema='{"not": {}}'))
         call = gateway.chat.Chat(request, metadata=identity(turn="01JD1"))
         typed = MeshError.from_rpc(await failed(call))
     error = answer.json["error"]
@@ -146,10 +146,23 @@ async def test_log_probabilities_come_back_typed():
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
-        ({"response_format": pb.ResponseFormat(regex="x" * 4097)}, "response_format"),
-        ({"response_format": pb.ResponseFormat(json_schema="x" * 65_537)}, "response_format"),
-        ({"response_format": pb.ResponseFormat(choice=pb.Choice())}, "response_format"),
-        ({"response_format": pb.ResponseFormat(choice=pb.Choice(texts=[""]))}, "response_format"),
+        ({"response_format": content_pb2.ResponseFormat(regex="x" * 4097)}, "response_format"),
+        (
+            {"response_format": content_pb2.ResponseFormat(json_schema="x" * 65_537)},
+            "response_format",
+        ),
+        (
+            {"response_format": content_pb2.ResponseFormat(choice=content_pb2.ChoiceList())},
+            "response_format",
+        ),
+        (
+            {
+                "response_format": content_pb2.ResponseFormat(
+                    choice=content_pb2.ChoiceList(texts=[""])
+                )
+            },
+            "response_format",
+        ),
         ({"min_p": 1.5}, "min_p"),
         ({"repetition_penalty": 2.5}, "repetition_penalty"),
         ({"presence_penalty": float("nan")}, "presence_penalty"),

@@ -59,6 +59,7 @@ async def test_conversations():
         "updated_at": 1_700_000_100,
         "total_tokens": 12,
         "message_count": 0,
+        "background": False,
     }
     assert listed.json == {"object": "list", "data": [shown], "next_page_token": "next"}
     assert got.json["messages"] == [
@@ -85,6 +86,37 @@ async def test_conversations():
     assert renamed.json["title"] == "Neu ✓"
     assert deleted.json == {"id": thread, "object": "conversation", "deleted": True}
     assert (again.status, again.json["error"]["code"]) == (404, "conversation_not_found")
+
+
+def change(thread: str, **fields: object) -> pb.RenameConversationRequest:
+    body = httpbody_pb2.HttpBody(data=json.dumps(fields).encode())
+    return pb.RenameConversationRequest(conversation_id=thread, body=body)
+
+
+async def test_a_conversation_asks_for_background_turns():
+    async with running_gateway() as gateway:
+        thread = (await gateway.post({"store": True})).json["conversation_id"]
+        asked = change(thread, background=True, title="Neu")
+        asking = await gateway.get("RenameConversation", asked)
+        renaming = await gateway.get("RenameConversation", change(thread, title="Neuer"))
+        listed = await gateway.get("ListConversations", pb.ListConversationsRequest())
+        ending = await gateway.get("RenameConversation", change(thread, background=False))
+    assert (asking.json["background"], asking.json["title"]) == (True, "Neu")
+    assert (renaming.json["background"], renaming.json["title"]) == (True, "Neuer")
+    assert [each["background"] for each in listed.json["data"]] == [True]
+    assert ending.json["background"] is False
+
+
+async def test_a_finish_reason_of_a_store_of_the_version_before_is_shown():
+    fakes = Fakes()
+    async with running_gateway(fakes) as gateway:
+        thread = (await gateway.post({"store": True})).json["conversation_id"]
+        for kept in fakes.conversation.threads.values():
+            kept[-1].ClearField("finish")
+        got = await gateway.get(
+            "GetConversation", pb.GetConversationRequest(conversation_id=thread)
+        )
+    assert got.json["messages"][-1]["finish_reason"] == "stop"
 
 
 async def test_another_accounts_conversation_is_not_found():
@@ -115,9 +147,16 @@ async def test_a_wrong_page_token():
 
 @pytest.mark.parametrize(
     ("body", "code"),
-    [(b"{}", "invalid_parameter"), (b'{"title":""}', "invalid_parameter"), (b"x", "invalid_body")],
+    [
+        (b"{}", "invalid_parameter"),
+        (b'{"title":""}', "invalid_parameter"),
+        (b'{"title":"%s"}' % (b"x" * 201), "invalid_parameter"),
+        (b'{"background":"yes"}', "invalid_parameter"),
+        (b'{"background":true,"title":""}', "invalid_parameter"),
+        (b"x", "invalid_body"),
+    ],
 )
-async def test_a_wrong_title(body, code):
+async def test_a_wrong_change(body, code):
     async with running_gateway() as gateway:
         request = pb.RenameConversationRequest(
             conversation_id="thr_1", body=httpbody_pb2.HttpBody(data=body)

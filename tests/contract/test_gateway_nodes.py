@@ -5,6 +5,7 @@ import asyncio
 import grpc
 import pytest
 
+from chatmesh.content.v1 import content_pb2
 from chatmesh.inference.v1 import inference_pb2
 from chatmesh.mesh.v1 import mesh_pb2
 from gateway.upstreams.inference import Inference
@@ -63,9 +64,11 @@ async def test_other_breaks_that_move_an_answer(error):
     assert answer.json["choices"][0]["message"]["content"] == "One two three four"
 
 
-async def test_a_stream_without_an_end_is_a_broken_one():
+# What a node of the version before, and one of this version, say for CANCELLED.
+@pytest.mark.parametrize("finish", [3, content_pb2.FINISH_REASON_CANCELLED, 99])
+async def test_a_stream_without_an_end_is_a_broken_one(finish):
     fakes = Fakes()
-    given_up = Script(WORDS[:2], finish=3)  # FINISH_REASON_CANCELLED
+    given_up = Script(WORDS[:2], finish=finish)
     fakes.inference.scripts = [given_up, Script(WORDS)]
     async with running_gateway(fakes) as gateway:
         answer = await gateway.post({})

@@ -7,13 +7,14 @@ import pytest
 from google.protobuf import text_format
 
 from chatmesh.chat.v1 import chat_pb2 as pb
+from chatmesh.content.v1 import content_pb2
 from mesh.chassis.errors import MeshError
 from tests.support.fakes import MODEL, Fakes, Script
 from tests.support.gateway_turns import TURN, failed, identity, running_gateway
 
 
 def asking(**fields) -> pb.ChatRequest:
-    message = pb.Message(role=pb.ROLE_USER, content="How are you?")
+    message = pb.Message(role=content_pb2.ROLE_USER, content="How are you?")
     return pb.ChatRequest(**({"messages": [message]} | fields))
 
 
@@ -58,14 +59,17 @@ async def test_finish_reasons():
         for each in events
         if each.HasField("choice_finished")
     }
-    assert reasons == {0: pb.FINISH_REASON_LENGTH, 1: pb.FINISH_REASON_CONTENT_FILTER}
+    assert reasons == {
+        0: content_pb2.FINISH_REASON_LENGTH,
+        1: content_pb2.FINISH_REASON_CONTENT_FILTER,
+    }
 
 
 async def test_dropped_messages_are_told_and_a_conversation_is_named():
     fakes = Fakes()
     fakes.tokenizer.drop = 1
-    old = pb.Message(role=pb.ROLE_USER, content="long ago")
-    new = pb.Message(role=pb.ROLE_USER, content="now it is")
+    old = pb.Message(role=content_pb2.ROLE_USER, content="long ago")
+    new = pb.Message(role=content_pb2.ROLE_USER, content="now it is")
     async with running_gateway(fakes) as gateway:
         events = await events_of(gateway, asking(store=True, messages=[old, new]))
     started = events[0].started
@@ -75,11 +79,32 @@ async def test_dropped_messages_are_told_and_a_conversation_is_named():
     assert counts == [0, 3, 4]
 
 
+TEXT = content_pb2.Part(text="How are")
+CALL = content_pb2.Part(tool_call=content_pb2.ToolCall(id="1", name="clock", arguments_json="{}"))
+
+
+def made_of(*parts: content_pb2.Part, content: str = "") -> pb.Message:
+    return pb.Message(role=content_pb2.ROLE_USER, content=content, parts=parts)
+
+
+@pytest.mark.parametrize("content", ["", "How are you?"])
+async def test_parts_that_are_texts_are_joined(content):
+    message = made_of(TEXT, content_pb2.Part(text=" you?"), content=content)
+    fakes = Fakes()
+    async with running_gateway(fakes) as gateway:
+        await events_of(gateway, asking(messages=[message]))
+    (screened,) = fakes.safety.prompts
+    assert [(each.content, len(each.parts)) for each in screened.messages] == [("How are you?", 0)]
+
+
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
         ({"messages": []}, "messages"),
         ({"messages": [pb.Message(content="x")]}, "messages[0].role"),
+        ({"messages": [made_of(CALL)]}, "messages[0].parts[0]"),
+        ({"messages": [made_of(TEXT, content_pb2.Part())]}, "messages[0].parts[1]"),
+        ({"messages": [made_of(TEXT, content="another")]}, "messages[0].content"),
         ({"n": 5}, "n"),
         ({"temperature": float("nan")}, "temperature"),
         ({"temperature": 3.0}, "temperature"),
@@ -121,6 +146,23 @@ async def test_a_stalled_reader_ends_the_turn():
     assert fakes.billing.settled[TURN].output_token_count < 1000
 
 
+async def test_a_conversation_asks_for_background_turns():
+    async with running_gateway() as gateway:
+        events = await events_of(gateway, asking(store=True))
+        thread = events[0].started.conversation_id
+        update = pb.UpdateConversationRequest(conversation_id=thread, background=True)
+        changed = await gateway.conversations.UpdateConversation(update, metadata=identity())
+        nothing = pb.UpdateConversationRequest(conversation_id=thread)
+        call = gateway.conversations.UpdateConversation(nothing, metadata=identity())
+        error = MeshError.from_rpc(await failed(call))
+        got = await gateway.conversations.GetConversation(
+            pb.GetConversationRequest(conversation_id=thread), metadata=identity()
+        )
+    assert (changed.conversation.background, changed.conversation.title) == (True, "A title")
+    assert (error.reason, error.metadata["param"]) == ("INVALID_PARAMETER", "title")
+    assert got.conversation.background
+
+
 async def test_models_conversations_and_usage():
     async with running_gateway() as gateway:
         models = await gateway.chat.ListModels(pb.ListModelsRequest(), metadata=identity())
@@ -146,10 +188,10 @@ async def test_models_conversations_and_usage():
     assert [model.id for model in models.models] == [MODEL]
     assert [each.id for each in listed.conversations] == [thread]
     assert [(each.role, each.content) for each in got.conversation.messages] == [
-        (pb.ROLE_USER, "How are you?"),
-        (pb.ROLE_ASSISTANT, "Hello wide world."),
+        (content_pb2.ROLE_USER, "How are you?"),
+        (content_pb2.ROLE_ASSISTANT, "Hello wide world."),
     ]
-    assert got.conversation.messages[1].finish_reason == pb.FINISH_REASON_STOP
+    assert got.conversation.messages[1].finish_reason == content_pb2.FINISH_REASON_STOP
     assert renamed.conversation.title == "New"
     assert (error.code, error.reason) == (grpc.StatusCode.NOT_FOUND, "CONVERSATION_NOT_FOUND")
     assert (usage.period, usage.input_token_count, usage.budget_nanousd) == ("2026-11", 100, -1)

@@ -31,6 +31,10 @@ def test_the_openai_client(mesh_copy):
     assert run(mesh_copy, sys.executable, "clients/python/openai_chat.py", "Hello!").strip()
 
 
+def test_the_resuming_client(mesh_copy):
+    assert run(mesh_copy, sys.executable, "clients/python/resume.py", "Hello!").strip()
+
+
 def test_the_grpc_client_goes_on_with_its_conversation(mesh_copy):
     said = run(mesh_copy, sys.executable, "clients/python/grpc_chat.py", "Hello!", "And now?")
     assert said.count("> ") == 2

@@ -11,6 +11,7 @@ import pytest
 from pydantic import BaseModel, Field
 
 from chatmesh.chat.v1 import chat_pb2, chat_pb2_grpc
+from chatmesh.content.v1 import content_pb2
 from tests.support.running import running_mesh
 
 pytestmark = pytest.mark.mesh
@@ -123,13 +124,13 @@ def test_log_probabilities(client):
 def test_a_typed_client_asks_for_the_same(torch_copy):
     credentials = grpc.ssl_channel_credentials(torch_copy.ca_cert.read_bytes())
     address = torch_copy.tls_address.replace("127.0.0.1", "localhost")
-    message = chat_pb2.Message(role=chat_pb2.ROLE_USER, content="Tell me about the sea.")
+    message = chat_pb2.Message(role=content_pb2.ROLE_USER, content="Tell me about the sea.")
     request = chat_pb2.ChatRequest(
         messages=[message],
         max_tokens=120,
         seed=5,
         logprobs=True,
-        response_format=chat_pb2.ResponseFormat(json_schema=json.dumps(SCHEMA)),
+        response_format=content_pb2.ResponseFormat(json_schema=json.dumps(SCHEMA)),
     )
     with grpc.secure_channel(address, credentials) as channel:
         key = (("authorization", f"Bearer {torch_copy.api_key}"),)

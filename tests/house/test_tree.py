@@ -9,7 +9,7 @@ import pytest
 
 from tests.house import tree
 
-VERBS = ("run", "up", "down", "test", "check", "proto", "bench", "clean")
+VERBS = ("run", "up", "down", "test", "check", "proto", "bench", "chaos", "clean")
 FIRST_PARAGRAPH_LENGTH_MIN = 80
 _FOLDERS = "|".join(("home", "root", "Users", "work", "opt", "mnt", "srv", "tmp"))
 ABSOLUTE = re.compile(rf"(?<![\w.:~/)}}-])/(?:{_FOLDERS})/[\w.]|\b[A-Z]:\\\w")

@@ -71,7 +71,7 @@ async def test_a_bad_topology_is_refused_and_the_old_one_serves_on(tmp_path):
         os.replace(scratch, control.topology)
         await until(lambda: control.logged("topology_refused"), "the bad topology is reported")
         (report,) = control.logged("topology_refused")
-        assert any("nobody is called 'nobody'" in problem for problem in report["problems"])
+        assert any("no caller is called 'nobody'" in problem for problem in report["problems"])
         assert (await control.status()).snapshot_version == version
         client = await control.client()
         assert "instance" in await client.call("unary", target="xds:///tokenizer")

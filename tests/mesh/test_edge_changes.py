@@ -13,7 +13,7 @@ from cryptography import x509
 
 from mesh.edge import admin
 from mesh.edge.inputs import EdgeLimits
-from mesh.edge.xds import ROUTE_CONFIGURATION
+from mesh.xds import ROUTES
 from tests.support.edge import Edge, running_edge, until
 from tests.support.fake_gateway import KEY
 
@@ -65,7 +65,7 @@ async def do(client, what, **wanted):
 
 def change_routes(change):
     def apply(rendered):
-        (host,) = rendered[ROUTE_CONFIGURATION]["edge"]["virtual_hosts"]
+        (host,) = rendered[ROUTES]["edge"]["virtual_hosts"]
         for route in host["routes"]:
             change(route)
 

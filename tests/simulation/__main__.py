@@ -30,7 +30,9 @@ def main() -> int:
         if result.violations:
             failed += 1
             print(f"seed {seed}:\n{result}\n", flush=True)
-    print(f"{asked.seeds} seeds, {failed} failed, {time.perf_counter() - begin:.1f} s; {dict(kinds)}")
+    print(
+        f"{asked.seeds} seeds, {failed} failed, {time.perf_counter() - begin:.1f} s; {dict(kinds)}"
+    )
     return failed > 0
 
 

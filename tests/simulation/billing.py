@@ -82,8 +82,10 @@ class Store:
     def reconcile(self, settled_before: dt.datetime, now: dt.datetime) -> None:
         """Charges what was settled and never reported."""
         for turn in list(self.turns.values()):
-            if turn.state is State.SETTLED and turn.settle_time and (
-                turn.settle_time <= settled_before
+            if (
+                turn.state is State.SETTLED
+                and turn.settle_time
+                and (turn.settle_time <= settled_before)
             ):
                 self._write(ledger.reconciled(turn, month_of(now)))
 

@@ -81,7 +81,9 @@ class Wish:
 
     @property
     def digest(self) -> str:
-        return hashlib.sha256(repr((self.model, self.seed, self.n, self.content)).encode()).hexdigest()
+        return hashlib.sha256(
+            repr((self.model, self.seed, self.n, self.content)).encode()
+        ).hexdigest()
 
     @classmethod
     def drawn(cls, rng: random.Random, index: int) -> "Wish":

@@ -11,7 +11,12 @@ BAD, SECRET, MASK = b"POISON", b"SECRET", "[redacted]"
 SAFE_TEXT = "Let us talk of something else."
 PLAIN = [b" alpha", b" to", b" \xe6\x97\xa5\xe6\x9c\xac", b"\xc3\xbc", b".\n", b" \xf0\x9f\x99\x82"]
 # Words of several tokens; also characters of several.
-PIECES = [[b" h\xc3", b"\xa9llo"], [b" \xf0\x9f", b"\x99\x82"], [b" SEC", b"RET"], [b" PO", b"ISON"]]
+PIECES = [
+    [b" h\xc3", b"\xa9llo"],
+    [b" \xf0\x9f", b"\x99\x82"],
+    [b" SEC", b"RET"],
+    [b" PO", b"ISON"],
+]
 VOCABULARY = [*PLAIN, *(piece for word in PIECES for piece in word)]
 IDS = {text: index for index, text in enumerate(VOCABULARY)}
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from gateway.turn.journal import Claim, Head, JournalAway, Outcome, Write, Written
 from tests.simulation.billing import at_once
-from tests.simulation.loop import Process, VirtualLoop
+from tests.simulation.loop import Process
 from tests.simulation.network import Network
 from tests.support.memory_journal import MemoryJournal
 
@@ -174,8 +174,8 @@ class NetJournal:
     async def leave(self, owner: str) -> None:
         await self._ask("leave", owner)
 
-    async def is_alive(self, owner: str) -> bool:
-        return await self._ask("is_alive", owner)
+    async def alive_s(self, owner: str) -> float:
+        return await self._ask("alive_s", owner)
 
     async def orphans(self, owner: str, count_max: int) -> list[str]:
         return await self._ask("orphans", owner, count_max)

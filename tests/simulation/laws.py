@@ -30,8 +30,13 @@ LEAVES_THE_JOURNAL = {faults.JOURNAL_AWAY, faults.JOURNAL_LOSES}
 
 def broken(world: Any) -> list[str]:
     """The laws that do not hold, with the evidence."""
-    return [*_of_readings(world), *_of_turns(world), *_of_owners(world), *_of_money(world),
-            *[f"task left: {name}" for name in world.left_over]]
+    return [
+        *_of_readings(world),
+        *_of_turns(world),
+        *_of_owners(world),
+        *_of_money(world),
+        *[f"task left: {name}" for name in world.left_over],
+    ]
 
 
 # -- what one reader got -----------------------------------------------------------------------
@@ -67,8 +72,11 @@ def _text(
     world: Any, reading: Reading, events: list[tuple[int, int, Any]], choice: int
 ) -> Iterator[str]:
     text = text_of(events, choice)
-    ended = [each for _, _, each in events
-             if isinstance(each, ChoiceFinished) and each.choice_index == choice]
+    ended = [
+        each
+        for _, _, each in events
+        if isinstance(each, ChoiceFinished) and each.choice_index == choice
+    ]
     if "POISON" in text or "SECRET" in text:
         yield f"law 3: {text!r} was shown"
     if reading.wish.content != "How are you?":
@@ -85,7 +93,8 @@ def _text(
     for end in ended:
         whole = end.finish_reason != FINISH_CANCELLED
         if whole and (text, end.finish_reason == FINISH_CONTENT_FILTER) != (
-            wanted.text, wanted.is_filtered
+            wanted.text,
+            wanted.is_filtered,
         ):
             yield f"law 1: {end.finish_reason} after {text!r} instead of {wanted}"
 
@@ -107,7 +116,11 @@ def _ended(world: Any, reading: Reading) -> Iterator[str]:
         yield f"law 1: {error}: {why}"
     last = reading.last
     if isinstance(last, Failed) and not world.faults & {
-        faults.NODE, faults.SAFETY, faults.PARTITION, faults.WEATHER, faults.JOURNAL_LOSES
+        faults.NODE,
+        faults.SAFETY,
+        faults.PARTITION,
+        faults.WEATHER,
+        faults.JOURNAL_LOSES,
     }:
         yield f"law 1: failed with {last.reason} although {sorted(world.faults)}"
     if isinstance(last, Finished) and _was_cut_short(reading):
@@ -183,7 +196,8 @@ def _agree(world: Any, turn_id: str, readings: list[Reading]) -> Iterator[str]:
     for choice in range(wish.n):
         texts = {each.text(choice) for each in readings}
         views = {
-            each.view.answers[choice].text for each in readings
+            each.view.answers[choice].text
+            for each in readings
             if each.view and each.view.plan.turn_id == turn_id
         }
         if len(texts | views) > 1:
@@ -271,7 +285,8 @@ def _ledger(world: Any, turn: Any, charged: dict[tuple[str, int, bool], ranges.R
     by_nodes = sum(map(ranges.size, reported.values()))
     by_gateway = turn.counts.output if turn.counts else 0
     found = sum(
-        ranges.size(covered) for (turn_id, _, is_output), covered in charged.items()
+        ranges.size(covered)
+        for (turn_id, _, is_output), covered in charged.items()
         if turn_id == turn.turn_id and is_output
     )
     if found != max(by_nodes, by_gateway):
@@ -286,11 +301,17 @@ def _conserved(world: Any, reading: Reading) -> Iterator[str]:
     name = f"turn {reading.turn_id[-3:]}: law 5"
     used, ends, released = reading.last.usage.completion_token_count, [], 0
     for choice in range(reading.wish.n):
-        deltas = [each for _, _, each in reading.events
-                  if isinstance(each, TextDelta) and each.choice_index == choice]
+        deltas = [
+            each
+            for _, _, each in reading.events
+            if isinstance(each, TextDelta) and each.choice_index == choice
+        ]
         released += deltas[-1].token_count if deltas else 0
-        ends += [each.finish_reason for _, _, each in reading.events
-                 if isinstance(each, ChoiceFinished) and each.choice_index == choice]
+        ends += [
+            each.finish_reason
+            for _, _, each in reading.events
+            if isinstance(each, ChoiceFinished) and each.choice_index == choice
+        ]
     if not used:
         if turn.state not in (State.RELEASED, State.EXPIRED, State.CLOSED):
             yield f"{name}: nothing was generated, and it is {turn.state.name}"
@@ -307,5 +328,9 @@ def _conserved(world: Any, reading: Reading) -> Iterator[str]:
     # The tokens of a frame count as released when all of its text is; another owner has other frames.
     epochs = {epoch for epoch, _, _ in reading.events}
     is_exact = len(epochs) == 1
-    if is_exact and set(ends) == {FINISH_CONTENT_FILTER} and turn.counts.withheld != used - released:
+    if (
+        is_exact
+        and set(ends) == {FINISH_CONTENT_FILTER}
+        and turn.counts.withheld != used - released
+    ):
         yield f"{name}: {turn.counts.withheld} withheld, {used - released} kept back"

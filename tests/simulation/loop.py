@@ -57,7 +57,7 @@ class Process:
     def resume(self) -> None:
         """What was held runs now, in its order."""
         self.is_paused = False
-        asyncio.get_running_loop()._ready.extend(self.held)  # noqa: SLF001
+        asyncio.get_running_loop()._ready.extend(self.held)
         self.held = []
 
     async def die(self) -> None:
@@ -92,7 +92,7 @@ class _Handle(asyncio.Handle):
 
     def _run(self) -> None:
         if not _is_held(self):
-            asyncio.Handle._run(self)  # noqa: SLF001
+            asyncio.Handle._run(self)
 
 
 class _Timer(asyncio.TimerHandle):
@@ -100,16 +100,16 @@ class _Timer(asyncio.TimerHandle):
 
     def _run(self) -> None:
         if not _is_held(self):
-            asyncio.Handle._run(self)  # noqa: SLF001
+            asyncio.Handle._run(self)
 
 
 def _is_held(handle: asyncio.Handle) -> bool:
     """Whether it must not run now; one whose process is paused runs when that is resumed."""
-    process = handle._context.get(_process)  # noqa: SLF001
+    process = handle._context.get(_process)
     if process is not None and process.is_paused:
         process.held.append(handle)
         return True
-    return handle._cancelled  # noqa: SLF001
+    return handle._cancelled
 
 
 class _Selector:
@@ -163,7 +163,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
     ) -> asyncio.TimerHandle:
         timer = _Timer(when, callback, args, self, context)
         heapq.heappush(self._scheduled, timer)
-        timer._scheduled = True  # noqa: SLF001
+        timer._scheduled = True
         return timer
 
     def call_later(

@@ -229,7 +229,7 @@ class Stream:
             (self.client, self._to_client.end, (error,)),
             (self.server, self._cancel, ()),
         ):
-            when = loop.now + BREAK_S * (0.05 + self._network._rng.random())  # noqa: SLF001
+            when = loop.now + BREAK_S * (0.05 + self._network._rng.random())
             loop.call_at(when, _unless_dead, process, end, args, context=process.context)
 
     def _begin(self, request: Any) -> None:
@@ -274,8 +274,10 @@ class Stream:
         if self._is_over or source.is_dead:
             return False
         network = self._network
-        if target.is_dead or network.is_cut(source, target) or network.chance(
-            network.weather.breaking
+        if (
+            target.is_dead
+            or network.is_cut(source, target)
+            or network.chance(network.weather.breaking)
         ):
             if network.note:
                 network.note("broken", f"stream {self.client.name} ↔ {self.server.name}")

@@ -7,7 +7,6 @@ import random
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import Any
 
 from tests.simulation import laws, seams
 from tests.simulation import loop as virtual
@@ -117,8 +116,11 @@ async def _run(
     for task in (chaos, *reading):
         if task.done() and not task.cancelled() and (error := task.exception()):
             raise error
-    hung = [each.process.name for each, task in zip(world.clients, reading, strict=True)
-            if not task.done()]
+    hung = [
+        each.process.name
+        for each, task in zip(world.clients, reading, strict=True)
+        if not task.done()
+    ]
     result.violations += [f"liveness: {name} still waits" for name in hung]
     if not world.is_quiet:
         result.violations.append("liveness: a turn still runs")

@@ -150,9 +150,7 @@ class World:
     def told_of_nodes(self) -> None:
         """The mesh tells every gateway which nodes live."""
         live = {
-            each.name: each.process.name
-            for each in self.nodes.values()
-            if not each.process.is_dead
+            each.name: each.process.name for each in self.nodes.values() if not each.process.is_dead
         }
         for gateway in self.gateways.values():
             gateway.pool.replace(live)
@@ -246,7 +244,7 @@ class World:
     @property
     def is_quiet(self) -> bool:
         """No turn runs anywhere."""
-        runs = [run for each in self.gateways.values() for run in each.turns._runs]  # noqa: SLF001
+        runs = [run for each in self.gateways.values() for run in each.turns._runs]
         return not runs and not running_turns(self.journal.turns.values())
 
 

@@ -10,6 +10,7 @@ import pytest
 from google.protobuf import duration_pb2
 
 from chatmesh.billing.v1 import billing_pb2 as pb
+from chatmesh.content.v1 import content_pb2
 from mesh.chassis.errors import MeshError
 from tests.support.billing import Meter, metered
 
@@ -46,7 +47,7 @@ async def test_the_life_of_a_key(meter: Meter) -> None:
     found = await meter.keys.ResolveKey(digest(made.secret))
     assert found.key == made.key
     assert list(found.key.scopes) == ["chat", "usage"]
-    assert (found.account.id, found.account.tier) == (account, pb.TIER_PRO)
+    assert (found.account.id, found.account.tier) == (account, content_pb2.TIER_PRO)
     assert found.account.monthly_budget_nanousd == 500
     rows = await meter.fetch("SELECT * FROM billing.keys WHERE key_id = $1", made.key.id)
     assert made.secret not in str(tuple(rows[0]))
@@ -93,7 +94,7 @@ async def test_create_account_is_repeatable_and_has_the_tiers_budget(
     meter: Meter, fresh_id: Callable[..., str]
 ) -> None:
     request = pb.CreateAccountRequest(
-        request_id=fresh_id("req_"), name="Zoë 🙂", tier=pb.TIER_FREE, jurisdiction="DE"
+        request_id=fresh_id("req_"), name="Zoë 🙂", tier=content_pb2.TIER_FREE, jurisdiction="DE"
     )
     answers = await asyncio.gather(*(meter.admin.CreateAccount(request) for _ in range(5)))
     (account,) = {answer.account.id for answer in answers}
@@ -109,19 +110,19 @@ async def test_a_subject_has_one_account_which_follows_its_tier(
 ) -> None:
     subject = fresh_id("user_")
 
-    async def resolve(tier: "pb.Tier.ValueType") -> pb.Account:
+    async def resolve(tier: "content_pb2.Tier.ValueType") -> pb.Account:
         request = pb.ResolveSubjectRequest(issuer="https://id.example", subject=subject, tier=tier)
         return (await meter.keys.ResolveSubject(request)).account
 
-    found = await asyncio.gather(*(resolve(pb.TIER_FREE) for _ in range(6)))
+    found = await asyncio.gather(*(resolve(content_pb2.TIER_FREE) for _ in range(6)))
     (account,) = {one.id for one in found}
-    raised = await resolve(pb.TIER_PRO)
-    assert (raised.id, raised.tier) == (account, pb.TIER_PRO)
+    raised = await resolve(content_pb2.TIER_PRO)
+    assert (raised.id, raised.tier) == (account, content_pb2.TIER_PRO)
     assert raised.monthly_budget_nanousd == 20_000_000_000
     # A budget that the operator set no longer follows the tier.
     await meter.admin.SetBudget(pb.SetBudgetRequest(account_id=account, monthly_budget_nanousd=7))
-    lowered = await resolve(pb.TIER_FREE)
-    assert (lowered.tier, lowered.monthly_budget_nanousd) == (pb.TIER_FREE, 7)
+    lowered = await resolve(content_pb2.TIER_FREE)
+    assert (lowered.tier, lowered.monthly_budget_nanousd) == (content_pb2.TIER_FREE, 7)
     other = await meter.keys.ResolveSubject(
         pb.ResolveSubjectRequest(issuer="https://other.example", subject=subject, tier=1)
     )
@@ -162,7 +163,7 @@ async def test_lists_come_in_pages(meter: Meter) -> None:
 
 async def test_each_refusal_has_its_reason(meter: Meter) -> None:
     account, admin, keys = await meter.account(), meter.admin, meter.keys
-    tier = pb.TIER_FREE
+    tier = content_pb2.TIER_FREE
     cases = [
         (keys.ResolveKey(digest("cm-unknown")), "KEY_NOT_FOUND"),
         (keys.ResolveKey(pb.ResolveKeyRequest(key_digest=b"short")), "KEY_NOT_FOUND"),

@@ -13,13 +13,14 @@ import redis.asyncio as redis
 from ulid import ULID
 
 from billing_svc import consumer as consumer_module
-from billing_svc.consumer import DEAD_STREAM, GROUP, STREAM, UsageConsumer, connect
+from billing_svc.consumer import DEAD_STREAM, GROUP, STREAM, UsageConsumer
 from billing_svc.jobs import Jobs
 from billing_svc.ledger_store import Appended, LedgerStore, Report
 from billing_svc.settings import Settings
 from chatmesh.billing.v1 import billing_pb2 as pb
 from mesh import schema, stores
 from mesh.chassis.errors import MeshError
+from mesh.chassis.redis_client import connect
 from tests.support.billing import Meter, check_books, event, metered
 
 SOON_S = 10.0
@@ -33,7 +34,7 @@ async def meter(postgres_dsn_for: Callable[[str], str], tmp_path: Path) -> Async
 
 @pytest.fixture
 async def client(redis_url: str) -> AsyncIterator["redis.Redis"]:
-    async with connect(redis_url) as made:
+    async with connect(redis_url, name="test") as made:
         yield made
 
 
@@ -249,7 +250,7 @@ async def test_stores_that_die_are_waited_for_and_lose_nothing(tmp_path: Path) -
         passwords = dict.fromkeys(("billing", "conversation", "safety"), "secret")
         folder = Path(__file__).resolve().parents[2] / "billing_svc" / "schema"
         dsn = (await schema.deploy(postgres.url, passwords, [folder]))["billing"]
-        async with metered(dsn, tmp_path) as meter, connect(redis_.url) as client:
+        async with metered(dsn, tmp_path) as meter, connect(redis_.url, name="test") as client:
             await client.config_set("appendfsync", "always")  # no second to wait for
             account = await meter.account()
             turn = await meter.hold(account)
@@ -270,7 +271,7 @@ async def test_stores_that_die_are_waited_for_and_lose_nothing(tmp_path: Path) -
 
             await kill(running["redis"])
             running["redis"] = await revive(redis_)
-            async with connect(redis_.url) as node:
+            async with connect(redis_.url, name="test") as node:
                 await send(node, event(turn, 0, 3))
             await until(meter, account, 180)
             consuming.cancel()

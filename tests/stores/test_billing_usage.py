@@ -37,6 +37,7 @@ parts = st.lists(
         st.integers(0, 30),
         st.integers(1, 10),
         st.integers(0, 2),  # choice
+        st.integers(0, 2),  # step
     ),
     min_size=1,
     max_size=10,
@@ -45,7 +46,7 @@ parts = st.lists(
 
 @given(batches=st.lists(parts, min_size=1, max_size=4), repeat=st.integers(0, 3))
 def test_the_ledger_is_the_union_of_all_reports(
-    batches: list[list[tuple[int, str, int, int, int]]],
+    batches: list[list[tuple[int, str, int, int, int, int]]],
     repeat: int,
     postgres_dsn_for: Callable[[str], str],
     tmp_path_factory: pytest.TempPathFactory,
@@ -55,21 +56,22 @@ def test_the_ledger_is_the_union_of_all_reports(
             account = await meter.account()
             turns = [await meter.hold(account) for _ in range(2)]
             made = [
-                [event(turns[t], f, f + n, k, choice=c) for t, k, f, n, c in batch]
+                [event(turns[t], f, f + n, k, choice=c, step=s) for t, k, f, n, c, s in batch]
                 for batch in batches
             ]
             # Some batches come twice, all of them at once.
             new = await asyncio.gather(*(meter.append(*b) for b in [*made, *made[:repeat]]))
             wanted = {
-                (t, c if k == "OUTPUT" else 0, k == "OUTPUT", position)
+                (t, s, c if k == "OUTPUT" else 0, k == "OUTPUT", position)
                 for batch in batches
-                for t, k, f, n, c in batch
+                for t, k, f, n, c, s in batch
                 for position in range(f, f + n)
             }
             rows = await meter.fetch("SELECT * FROM billing.ledger WHERE account_id = $1", account)
             charged = [
-                (turns.index(row["turn_id"]), row["choice_index"], row["kind"] == 3, position)
+                (turns.index(row["turn_id"]), row["step"], choice, row["kind"] == 3, position)
                 for row in rows
+                for choice in [row["choice_index"]]
                 for position in range(row["first_position"], row["end_position"])
             ]
             assert len(charged) == len(set(charged)) == sum(new)
@@ -199,9 +201,9 @@ async def test_the_database_itself_refuses_a_second_charge(meter: Meter) -> None
     with pytest.raises(asyncpg.UniqueViolationError):
         await meter.fetch(
             "INSERT INTO billing.ledger (account_id, turn_id, choice_index, kind, first_position,"
-            " end_position, model, cost_nanousd, price_version, create_time, source)"
+            " end_position, model, cost_nanousd, price_version, create_time, source, step)"
             " SELECT account_id, turn_id, choice_index, kind, first_position, end_position, model,"
-            " cost_nanousd, price_version, create_time, source FROM billing.ledger"
+            " cost_nanousd, price_version, create_time, source, step FROM billing.ledger"
             " WHERE turn_id = $1",
             turn,
         )

@@ -14,6 +14,7 @@ import pytest
 import redis.asyncio
 from ulid import ULID
 
+from chatmesh.content.v1 import content_pb2
 from chatmesh.conversation.v1 import conversation_pb2 as pb
 from chatmesh.conversation.v1 import conversation_pb2_grpc as rpc
 from conversation_svc import hot_tail
@@ -22,9 +23,11 @@ from conversation_svc.hot_tail import HotTail
 from conversation_svc.purge import keep_purging
 from conversation_svc.service import ThreadReadService, ThreadWriteService
 from conversation_svc.statements import Request
-from conversation_svc.store import Store, StoreUnavailableError
+from conversation_svc.store import Store
 from conversation_svc.thread import NewMessage, Tail
+from mesh.chassis import redis_client
 from mesh.chassis.errors import MeshError
+from mesh.chassis.postgres import StoreUnavailableError
 from tests.support.loopback import loopback
 
 NOW = datetime(2026, 3, 1, tzinfo=UTC)
@@ -146,7 +149,7 @@ async def test_postgres_away_is_said_and_comes_back(
                 account_id=account,
                 thread_id=thread_id,
                 request_id="r",
-                messages=[pb.NewMessage(role=pb.ROLE_USER, content="x")],
+                messages=[pb.NewMessage(role=content_pb2.ROLE_USER, content="x")],
                 create_if_missing=True,
             )
             tail = pb.GetTailRequest(account_id=account, thread_id=thread_id)
@@ -196,7 +199,7 @@ async def test_redis_away_is_slower_and_never_wrong(
     account, thread_id = ids
     time = 0.0
     async with relay(redis_url) as behind:
-        away = redis.asyncio.Redis.from_url(behind.url, socket_timeout=0.25)
+        away = redis_client.connect(behind.url, name="test", connect_timeout_s=0.25)
         hot = HotTail(away, 60, clock=lambda: time)
         await append(store, hot, account, thread_id, "1")
         assert await hot.get(account, thread_id)

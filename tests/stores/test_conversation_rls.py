@@ -188,7 +188,10 @@ async def test_an_owner_without_power_is_bound_as_well(
     location = f"{quote(role)}:{password}@{parts.netloc.rpartition('@')[2]}"
     owner_dsn = urlunsplit(parts._replace(netloc=location))
     try:
-        assert await schema.migrate(owner_dsn, [SCHEMA]) == ["conversation/001_conversation.sql"]
+        assert await schema.migrate(owner_dsn, [SCHEMA]) == [
+            "conversation/001_conversation.sql",
+            "conversation/002_background.sql",
+        ]
         owner = await asyncpg.connect(owner_dsn)
         account, thread_id = f"acc_{ULID()}", f"thr_{ULID()}"
         await fill(owner, account, thread_id)

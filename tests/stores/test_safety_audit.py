@@ -9,7 +9,8 @@ import asyncpg
 import pytest
 from ulid import ULID
 
-from safety_svc.audit import Audit, Decision, Ended, Grounds, Judge, StoreUnavailableError, decision
+from mesh.chassis.postgres import StoreUnavailableError
+from safety_svc.audit import Audit, Decision, Ended, Grounds, Judge, decision
 from safety_svc.detectors.base import Category, Finding
 from safety_svc.policy import Action, Direction, Failure, Judgement
 from safety_svc.store import PostgresAuditStore

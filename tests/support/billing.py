@@ -11,14 +11,18 @@ from ulid import ULID
 
 from billing_svc.account_service import AccountAdminService, KeyService
 from billing_svc.account_store import AccountStore
+from billing_svc.audit_service import AuditService
+from billing_svc.audit_store import AuditStore
 from billing_svc.ledger_store import LedgerStore
 from billing_svc.price_file import PriceFile
 from billing_svc.quota_store import QuotaStore
+from billing_svc.repair_store import RepairStore
 from billing_svc.service import QuotaService, UsageService
 from billing_svc.settings import Settings
 from billing_svc.store import Store
 from chatmesh.billing.v1 import billing_pb2 as pb
 from chatmesh.billing.v1 import billing_pb2_grpc as rpc
+from chatmesh.content.v1 import content_pb2
 from tests.support.loopback import loopback
 
 PRICES = """
@@ -27,20 +31,23 @@ models:
   small: {input_nanousd: 20, cached_input_nanousd: 5, output_nanousd: 60}
   free: {input_nanousd: 0, cached_input_nanousd: 0, output_nanousd: 0}
 """
+BOUNDS = Settings(database_url="unused", redis_url="unused").audit_bounds
 START = dt.datetime(2026, 11, 21, 12, tzinfo=dt.UTC)
 
 
 class Meter:
-    """Stubs of the four services, the stores under them, and the clock."""
+    """Stubs of the five services, the stores under them, and the clock."""
 
     def __init__(self, channel: grpc.aio.Channel, store: Store) -> None:
         self.now = START
-        self.store = store
+        self.channel, self.store = channel, store
         self.quota_store, self.ledger_store = QuotaStore(store), LedgerStore(store)
+        self.audit_store = AuditStore(store, BOUNDS)
         self.keys = rpc.KeyServiceStub(channel)
         self.admin = rpc.AccountAdminServiceStub(channel)
         self.quota = rpc.QuotaServiceStub(channel)
         self.usage = rpc.UsageServiceStub(channel)
+        self.audits = rpc.AuditServiceStub(channel)
 
     def pass_time(self, **span: float) -> None:
         """Moves the clock."""
@@ -49,7 +56,7 @@ class Meter:
     async def account(self, budget_nanousd: int = -1) -> str:
         """A new account's id."""
         request = pb.CreateAccountRequest(
-            name="test", tier=pb.TIER_PRO, monthly_budget_nanousd=budget_nanousd
+            name="test", tier=content_pb2.TIER_PRO, monthly_budget_nanousd=budget_nanousd
         )
         return (await self.admin.CreateAccount(request)).account.id
 
@@ -70,13 +77,16 @@ class Meter:
         await self.quota.Hold(request)
         return turn
 
-    async def settle(self, turn: str, prompt: int, output: int, cached: int = 0) -> int:
+    async def settle(
+        self, turn: str, prompt: int, output: int, cached: int = 0, **rest: object
+    ) -> int:
         """The cost of the settled turn."""
         request = pb.SettleRequest(
             turn_id=turn,
             prompt_token_count=prompt,
             cached_token_count=cached,
             output_token_count=output,
+            **rest,
         )
         return (await self.quota.Settle(request)).cost_nanousd
 
@@ -102,12 +112,14 @@ def event(
     *,
     choice: int = 0,
     attempt: int = 1,
+    step: int = 0,
     event_time: dt.datetime | None = None,
 ) -> pb.UsageEvent:
     """A node's event."""
     made = pb.UsageEvent(
         turn_id=turn,
         attempt=attempt,
+        step=step,
         choice_index=choice,
         kind=pb.UsageKind.Value(f"USAGE_KIND_{kind}"),
         first_position=first,
@@ -145,6 +157,10 @@ async def metered(dsn: str, folder: Path) -> AsyncIterator[Meter]:
             rpc.add_UsageServiceServicer_to_server,
             UsageService(LedgerStore(store), price_file, clock),
         ),
+        (
+            rpc.add_AuditServiceServicer_to_server,
+            AuditService(AuditStore(store, BOUNDS), RepairStore(store, BOUNDS), clock),
+        ),
     ]
     try:
         async with loopback(servicers) as channel:
@@ -158,11 +174,13 @@ async def check_books(meter: Meter, account: str) -> None:
     """Running totals, balances and turns must be what the ledger and the turns say."""
     ledger = await meter.fetch(
         "SELECT billing.month_of(create_time) AS period, model,"
-        " coalesce(sum(end_position - first_position) FILTER (WHERE kind <> 3), 0) AS input,"
-        " coalesce(sum(end_position - first_position) FILTER (WHERE kind = 2), 0) AS cached,"
-        " coalesce(sum(end_position - first_position) FILTER (WHERE kind = 3), 0) AS output,"
+        " coalesce(sum(count) FILTER (WHERE kind <> 3), 0) AS input,"
+        " coalesce(sum(count) FILTER (WHERE kind = 2), 0) AS cached,"
+        " coalesce(sum(count) FILTER (WHERE kind = 3), 0) AS output,"
         " sum(cost_nanousd) AS cost, count(DISTINCT turn_id) AS turns"
-        " FROM billing.ledger WHERE account_id = $1 GROUP BY 1, 2 ORDER BY 1, 2",
+        " FROM billing.ledger, LATERAL (SELECT (CASE WHEN is_credit THEN -1 ELSE 1 END)"
+        " * (end_position - first_position) AS count) AS signed"
+        " WHERE account_id = $1 GROUP BY 1, 2 ORDER BY 1, 2",
         account,
     )
     totals = await meter.fetch(

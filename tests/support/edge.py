@@ -18,13 +18,10 @@ from pathlib import Path
 from typing import Any
 
 import grpc
-from envoy.service.auth.v3 import external_auth_pb2_grpc
 from envoy.service.discovery.v3 import ads_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 import mesh.edge.messages  # noqa: F401 - ParseDict finds them
-from chatmesh.chat.v1 import chat_pb2_grpc
-from chatmesh.gateway.v1 import gateway_pb2_grpc
 from mesh import topology
 from mesh.chassis import identity, server
 from mesh.control import ca, render, snapshot
@@ -35,7 +32,7 @@ from mesh.edge.bootstrap import bootstrap, envoy_command, write_files
 from mesh.edge.inputs import EdgeInputs, EdgeLimits
 from mesh.edge.render import edge_resources
 from mesh.edge.settings import EnvoySettings
-from tests.support.fake_gateway import Gateway
+from tests.support.fake_gateway import Gateway, add_to
 from tests.support.pki import TestMesh
 from tests.support.running import free_ports
 
@@ -109,6 +106,8 @@ class Edge:
         self.gateway, self.ads = Gateway(), Ads()
         self._inputs = inputs
         self.gateway_address = ""
+        # Gateways of a test's own that stand in for the one started here.
+        self.gateway_addresses: list[str] = []
         self._servers: list[grpc.aio.Server] = []
         self.process: subprocess.Popen | None = None
 
@@ -152,8 +151,12 @@ class Edge:
 
     def rendered(self, **changes: Any) -> dict[str, Any]:
         """What the control plane would serve; a dict of one's own to change."""
-        instance = Instance("gateway", "gateway-1", self.gateway_address, 1, State.SERVING)
-        clusters = render.for_envoy(topology.load(), [instance], "edge")
+        addresses = self.gateway_addresses or [self.gateway_address]
+        instances = [
+            Instance("gateway", f"gateway-{number}", address, number, State.SERVING)
+            for number, address in enumerate(addresses, 1)
+        ]
+        clusters = render.for_envoy(topology.load(), instances, "edge")
         return copy.deepcopy({**clusters, **edge_resources(self.inputs(**changes))})
 
     async def publish(self, change: Change | None = None, **changes: Any) -> None:
@@ -168,12 +171,7 @@ class Edge:
         self.gateway_server = grpc.aio.server(
             interceptors=[server.ErrorInterceptor()], options=server.SERVER_OPTIONS
         )
-        for add in (
-            external_auth_pb2_grpc.add_AuthorizationServicer_to_server,
-            gateway_pb2_grpc.add_OpenAIServiceServicer_to_server,
-            chat_pb2_grpc.add_ChatServiceServicer_to_server,
-        ):
-            add(self.gateway, self.gateway_server)
+        add_to(self.gateway_server, self.gateway)
         names = ("chatmesh.chat.v1.ChatService", reflection.SERVICE_NAME)
         reflection.enable_server_reflection(names, self.gateway_server)
         credentials = server.server_credentials(identity_)

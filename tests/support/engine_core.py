@@ -4,7 +4,7 @@ import random
 from collections.abc import Sequence as Row
 from dataclasses import dataclass, field
 
-from inference_svc.engine.answer import Answer
+from inference_svc.engine.answer import AnswerState
 from inference_svc.engine.protocol import EngineRequest, Sampling, StopRule
 from inference_svc.engine.torch.core import EngineCore, Event
 from inference_svc.engine.torch.metrics import EngineMetrics
@@ -75,7 +75,7 @@ class CoreUnderTest:
         self.scheduler, self.blocks = self.core._scheduler, self.core._blocks
 
     def add(self, request: EngineRequest) -> Sequence:
-        answer = Answer(request.stop, VOCABULARY)
+        answer = AnswerState(request.stop, VOCABULARY)
         answer.replay(request.emitted_token_ids)
         sequence = Sequence(request, answer, self.arrivals, self.now_s)
         self.arrivals += 1

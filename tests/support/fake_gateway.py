@@ -4,6 +4,7 @@
 
 import asyncio
 import json
+import uuid
 from typing import Any
 
 import grpc
@@ -65,7 +66,11 @@ class Gateway(
         if headers.get("authorization") != KEY:
             return denied(401, "invalid_api_key", 'Bad key "x\\"; create another.')
         ok = external_auth_pb2.OkHttpResponse(
-            headers=[_set("x-chatmesh-account", "acc-1"), _set("x-chatmesh-tier", "pro")],
+            headers=[
+                _set("x-chatmesh-account", "acc-1"),
+                _set("x-chatmesh-tier", "pro"),
+                _set("x-chatmesh-turn", uuid.uuid4().hex),
+            ],
             response_headers_to_add=[_set("x-ratelimit-remaining-requests", "59")],
         )
         return external_auth_pb2.CheckResponse(status=status_pb2.Status(), ok_response=ok)
@@ -172,6 +177,16 @@ class Gateway(
     async def _late_abort(self, wanted, request, context):
         yield _event(b'id: t-0\ndata: {"n":0}\n\n')
         raise MeshError(grpc.StatusCode.UNAVAILABLE, "OVERLOADED", "gone")
+
+
+def add_to(server_: grpc.aio.Server, gateway: Gateway) -> None:
+    """Lets a server serve all three of its contracts."""
+    for add in (
+        external_auth_pb2_grpc.add_AuthorizationServicer_to_server,
+        gateway_pb2_grpc.add_OpenAIServiceServicer_to_server,
+        chat_pb2_grpc.add_ChatServiceServicer_to_server,
+    ):
+        add(gateway, server_)
 
 
 def denied(status: int, code: str, message: str, **headers: str) -> external_auth_pb2.CheckResponse:

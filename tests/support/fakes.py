@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 import grpc
 
 from chatmesh.billing.v1 import billing_pb2, billing_pb2_grpc
+from chatmesh.content.v1 import content_pb2
 from chatmesh.conversation.v1 import conversation_pb2, conversation_pb2_grpc
 from chatmesh.inference.v1 import inference_pb2, inference_pb2_grpc
 from chatmesh.safety.v1 import safety_pb2, safety_pb2_grpc
@@ -128,7 +129,11 @@ class FakeConversation(
         self.faults = Faults()
         self.threads: dict[tuple[str, str], list[conversation_pb2.NewMessage]] = {}
         self.appended: list[conversation_pb2.AppendMessagesRequest] = []
+        # How many of the oldest messages a tail leaves out.
+        self.omit = 0
         self.stored = asyncio.Event()
+        # What owners asked for, by thread.
+        self.background: dict[str, bool] = {}
 
     def _of(self, request) -> list[conversation_pb2.NewMessage]:
         try:
@@ -136,9 +141,9 @@ class FakeConversation(
         except KeyError:
             raise failure(grpc.StatusCode.NOT_FOUND, "THREAD_NOT_FOUND") from None
 
-    @staticmethod
-    def _thread(thread_id: str) -> conversation_pb2.Thread:
+    def _thread(self, thread_id: str) -> conversation_pb2.Thread:
         thread = conversation_pb2.Thread(id=thread_id, title="A title", model=MODEL)
+        thread.background = self.background.get(thread_id, False)
         thread.create_time.FromSeconds(1_700_000_000)
         thread.update_time.FromSeconds(1_700_000_100)
         thread.total_token_count = 12
@@ -147,12 +152,18 @@ class FakeConversation(
     async def GetTail(self, request, context):
         self.faults.check("GetTail")
         messages = [
-            conversation_pb2.Message(role=each.role, content=each.content)
+            conversation_pb2.Message(
+                role=each.role, content=each.content, token_count=each.token_count
+            )
             for each in self._of(request)
         ]
-        return conversation_pb2.GetTailResponse(
-            thread=self._thread(request.thread_id), messages=messages
+        tail = conversation_pb2.GetTailResponse(
+            thread=self._thread(request.thread_id),
+            messages=messages[self.omit :],
+            omitted_message_count=self.omit,
         )
+        tail.thread.total_token_count = sum(each.token_count for each in messages)
+        return tail
 
     async def GetThread(self, request, context):
         self._of(request)
@@ -176,6 +187,7 @@ class FakeConversation(
                 token_count=each.token_count,
                 turn_id="T",
                 finish_reason=each.finish_reason,
+                finish=each.finish,
                 model=each.model,
             )
             message.create_time.FromSeconds(1_700_000_000 + index)
@@ -190,6 +202,14 @@ class FakeConversation(
         self.appended.append(request)
         self.stored.set()
         return conversation_pb2.AppendMessagesResponse(thread=self._thread(request.thread_id))
+
+    async def UpdateThread(self, request, context):
+        self._of(request)
+        if request.HasField("background"):
+            self.background[request.thread_id] = request.background
+        thread = self._thread(request.thread_id)
+        thread.title = request.title or thread.title
+        return conversation_pb2.UpdateThreadResponse(thread=thread)
 
     async def RenameThread(self, request, context):
         self._of(request)
@@ -281,13 +301,19 @@ class FakeTokenizer(tokenizer_pb2_grpc.TokenizerServiceServicer):
     def __init__(self) -> None:
         self.faults = Faults()
         self.context = CONTEXT
+        # How many of the oldest messages that are no system messages do not fit.
         self.drop = 0
         self.requests: list[tokenizer_pb2.EncodeRequest] = []
+        self.counted: list[tokenizer_pb2.CountTokensRequest] = []
 
     async def Encode(self, request, context):
         self.requests.append(request)
         self.faults.check("Encode")
-        counts = [max(1, len(each.content.split())) for each in request.messages][self.drop :]
+        system = content_pb2.ROLE_SYSTEM
+        others = [i for i, each in enumerate(request.messages) if each.role != system]
+        gone = others[: self.drop]
+        kept = [each for i, each in enumerate(request.messages) if i not in gone]
+        counts = [max(1, len(each.content.split())) for each in kept]
         count = sum(counts)
         if count + max(1, request.max_tokens) > self.context:
             raise failure(
@@ -304,6 +330,12 @@ class FakeTokenizer(tokenizer_pb2_grpc.TokenizerServiceServicer):
             message_token_counts=counts,
         )
 
+    async def CountTokens(self, request, context):
+        self.counted.append(request)
+        self.faults.check("CountTokens")
+        counts = [len(each.split()) for each in request.texts]
+        return tokenizer_pb2.CountTokensResponse(text_token_counts=counts)
+
 
 @dataclass
 class Script:
@@ -311,7 +343,7 @@ class Script:
 
     # One entry a message: its text, one token each word (at least one).
     frames: list[str] = field(default_factory=lambda: ["Hello", " wide", " world", "."])
-    finish: "inference_pb2.FinishReason.ValueType" = inference_pb2.FINISH_REASON_STOP
+    finish: "content_pb2.FinishReason.ValueType" = content_pb2.FINISH_REASON_STOP
     # After so many frames of an attempt this is raised.
     break_after: int | None = None
     error: MeshError | None = None
@@ -334,6 +366,8 @@ class FakeInference(inference_pb2_grpc.InferenceServiceServicer):
         self.at_gate = asyncio.Event()
         self.cancelled = asyncio.Event()
         self.models = [MODEL]
+        # Whether another node would draw the same tokens.
+        self.draws_by_position = True
         self.sent_frame_count = 0
         # Each frame but the first waits for this event of its choice: so that a test knows what
         # the gateway can put into one message. Given by `Fakes`.
@@ -348,6 +382,7 @@ class FakeInference(inference_pb2_grpc.InferenceServiceServicer):
                     context_token_count_max=CONTEXT,
                     engine="simulated",
                     tokenizer_digest="d",
+                    draws_by_position=self.draws_by_position,
                     created_unix_s=1_700_000_000,
                 )
                 for each in self.models

@@ -12,6 +12,7 @@ from google.api import httpbody_pb2
 
 from chatmesh.chat.v1 import chat_pb2_grpc
 from chatmesh.gateway.v1 import gateway_pb2, gateway_pb2_grpc
+from gateway.context.source import OperatorPromptsFile
 from gateway.settings import TurnLimits
 from gateway.turn.background import Background
 from gateway.turn.turns import Turns
@@ -20,7 +21,7 @@ from gateway.wiring import Place, wire
 from mesh.chassis.server import ErrorInterceptor
 from tests.support.fakes import MODEL, Fakes
 from tests.support.loopback import loopback
-from tests.support.memory_journal import MemoryJournal
+from tests.support.memory_journal import Link, MemoryJournal
 
 ACCOUNT = "acc_1"
 TURN = "01JD0000000000000000000000"
@@ -90,7 +91,16 @@ class Gateway:
     usage: chat_pb2_grpc.UsageServiceStub
     turns: Turns
     journal: MemoryJournal
+    link: Link
+    upstream: grpc.aio.Channel
+    keeping: asyncio.Task[None]
     turn_count: int = 0
+
+    async def die(self) -> None:
+        """As kill -9: what it still does reaches nobody."""
+        self.link.is_cut = True
+        self.keeping.cancel()
+        await self.upstream.close()
 
     def call(self, body: Any, metadata=None, **overrides: Any):
         data = body if isinstance(body, bytes) else json.dumps(question(**(body or {}))).encode()
@@ -103,12 +113,30 @@ class Gateway:
         return identity(turn=TURN[:-2] + f"{self.turn_count - 1:02d}")
 
     async def post(self, body: Any = None, metadata=None) -> Answer:
-        call = self.call(body, metadata)
+        return await self._whole(self.call(body, metadata))
+
+    async def _whole(self, call: Any) -> Answer:
         messages = [each async for each in call]
         headers = dict(await call.initial_metadata())
         headers["content-type"] = messages[0].content_type
         status = int(headers.get("x-http-status", "200"))
         return Answer(status, headers, [each.data for each in messages])
+
+    async def follow(self, turn_id: str = TURN, after: str = "", metadata=None) -> Answer:
+        """What a reader gets, to the end."""
+        return await self._whole(self.following(turn_id, after, metadata))
+
+    def following(self, turn_id: str = TURN, after: str = "", metadata=None):
+        request = gateway_pb2.FollowTurnRequest(turn_id=turn_id, after=after)
+        return self.openai.FollowTurn(request, metadata=metadata or identity())
+
+    async def state(self, turn_id: str = TURN, metadata=None) -> Answer:
+        request = gateway_pb2.GetTurnRequest(turn_id=turn_id)
+        return await self.get("GetTurn", request, metadata)
+
+    async def stop(self, turn_id: str = TURN, metadata=None) -> Answer:
+        request = gateway_pb2.CancelTurnRequest(turn_id=turn_id)
+        return await self.get("CancelTurn", request, metadata)
 
     async def get(self, method: str, request: Any, metadata=None) -> Answer:
         call = getattr(self.openai, method)(request, metadata=metadata or identity())
@@ -141,6 +169,7 @@ async def serving(registrations) -> AsyncIterator[grpc.aio.Channel]:
 @contextlib.asynccontextmanager
 async def running_gateway(
     fakes: Fakes | None = None,
+    prompts: OperatorPromptsFile | None = None,
     *,
     journal: MemoryJournal | None = None,
     name: str = "gateway-1",
@@ -150,7 +179,9 @@ async def running_gateway(
     fakes, journal = fakes or Fakes(), journal or MemoryJournal()
     quick = {"node_backoff_s": 0.001, "safety_backoff_s": 0.001, "reader_grace_s": 0.0}
     settings = TurnLimits(**(quick | {"owner_lease_ms": 100} | limits))
-    place = Place(name, settings, Pool(), Background(limit_s=5), journal)
+    prompts = prompts or OperatorPromptsFile(None)
+    link = Link(journal)
+    place = Place(name, settings, Pool(), Background(limit_s=5), link, prompts)
     async with loopback(fakes.registrations()) as upstream:
         services = wire(place, lambda service: upstream)
         keeping = asyncio.create_task(services.turns.keep())
@@ -171,9 +202,13 @@ async def running_gateway(
                 chat_pb2_grpc.UsageServiceStub(channel),
                 services.turns,
                 journal,
+                link,
+                upstream,
+                keeping,
             )
-            await services.turns.close()
-            await place.background.finish()
+            if not link.is_cut:
+                await services.turns.close()
+                await place.background.finish()
         keeping.cancel()
         await asyncio.wait([keeping])
 

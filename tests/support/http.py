@@ -10,7 +10,7 @@ TIMEOUT_S = 30.0
 
 
 @dataclasses.dataclass
-class Answer:
+class HttpResponse:
     """A whole answer."""
 
     status: int
@@ -93,7 +93,7 @@ class Client:
         self.address = address
         self.headers = {"authorization": f"Bearer {key}"} if key else {}
 
-    def request(self, method, path, body=None, headers=()) -> Answer:
+    def request(self, method, path, body=None, headers=()) -> HttpResponse:
         """A whole request; `body` is bytes, or a value that becomes JSON."""
         data = body if isinstance(body, bytes) else b"" if body is None else _json(body)
         kind = {"content-type": "application/json"} if data else {}
@@ -101,7 +101,7 @@ class Client:
             connection.send(method, path, data, {**self.headers, **kind, **dict(headers)})
             status, got = connection.head()
             has_body = method != "HEAD" and status not in (204, 304)
-            return Answer(status, got, b"".join(connection.chunks(got)) if has_body else b"")
+            return HttpResponse(status, got, b"".join(connection.chunks(got)) if has_body else b"")
 
     @contextlib.contextmanager
     def stream(self, body, path="/v1/chat/completions", headers=()):

@@ -6,6 +6,7 @@ import contextlib
 from collections import defaultdict
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from gateway.turn.journal import RUNNING, Claim, Head, JournalAway, Outcome, Write, Written
 
@@ -86,6 +87,9 @@ class MemoryJournal:
         found.batches.append(write.batch)
         return Outcome.WRITTEN
 
+    async def tidy(self) -> None:
+        self._check()
+
     async def head(self, turn_id: str) -> Head | None:
         self._check()
         found = self.turns.get(turn_id)
@@ -136,9 +140,9 @@ class MemoryJournal:
         self._check()
         self.alive_until.pop(owner, None)
 
-    async def is_alive(self, owner: str) -> bool:
+    async def alive_s(self, owner: str) -> float:
         self._check()
-        return self.alive_until.get(owner, 0.0) > self._now()
+        return max(0.0, self.alive_until.get(owner, 0.0) - self._now())
 
     async def orphans(self, owner: str, count_max: int) -> list[str]:
         self._check()
@@ -189,3 +193,23 @@ class MemoryJournal:
     async def stops(self, owner: str) -> AsyncIterator[str]:
         while True:
             yield await self._stops[owner].get()
+
+
+class Link:
+    """One gateway's way to the journal, which can be cut."""
+
+    def __init__(self, journal: MemoryJournal) -> None:
+        self._journal = journal
+        self.is_cut = False
+
+    def __getattr__(self, name: str) -> Any:
+        method = getattr(self._journal, name)
+        if name in ("news", "stops"):
+            return method
+
+        async def call(*args: Any) -> Any:
+            if self.is_cut:
+                raise JournalAway
+            return await method(*args)
+
+        return call

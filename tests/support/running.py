@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from mesh import stores
 from tests.support.collector import Collector, collecting
 
 PROJECT = Path(__file__).resolve().parent.parent.parent
@@ -71,6 +72,24 @@ class RunningMesh:
         budget = [] if budget_usd is None else ["--budget-usd", str(budget_usd)]
         country = ["--jurisdiction", jurisdiction] if jurisdiction else []
         return self.ctl("keys", "create", "--tier", tier, *budget, *country).strip()
+
+    def account_of(self, key: str) -> str:
+        """The account of a key that this copy made."""
+        rows = json.loads(self.ctl("keys", "list", "--json"))
+        (account,) = [row["account"] for row in rows if row["prefix"] == key[: len(row["prefix"])]]
+        return account
+
+    def audit(self, account: str, *options: str) -> dict:
+        """What `mesh.ctl audit` says of an account, whether it balances or not."""
+        words = ("audit", "--account", account, "--json", *options)
+        return json.loads(self.ctl(*words, check=False))
+
+    @property
+    def database_url(self) -> str:
+        """The DSN of the database's owner, who may do what no service may."""
+        folder = self.home / "postgres"
+        password, port = ((folder / name).read_text().strip() for name in ("password", "port"))
+        return f"postgresql://{stores.OWNER}:{password}@127.0.0.1:{port}/{stores.DATABASE}"
 
     def logs(self) -> str:
         """The ends of all logs, for a failure message."""

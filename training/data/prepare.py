@@ -51,7 +51,7 @@ def held_out(text: str) -> bool:
     return int.from_bytes(digest[:4], "big") < HELD_OUT_SHARE * 2**32
 
 
-class Counts:
+class CorpusCounts:
     """What was kept and removed, for the data card."""
 
     def __init__(self) -> None:
@@ -91,7 +91,9 @@ class Counts:
         return {"sources": rows, "removed": removed}
 
 
-def prose(data: Path, guard: Decontaminator, counts: Counts, share: float) -> Iterator[Document]:
+def prose(
+    data: Path, guard: Decontaminator, counts: CorpusCounts, share: float
+) -> Iterator[Document]:
     """Cleaned documents without copies and without evaluation prompts; at most `share` of each."""
     lexicon, copies = clean.insults(data), Deduplicator()
     written: Counter[str] = Counter()
@@ -117,7 +119,7 @@ def _parts(document: Document) -> list[str]:
 
 
 def clean_conversations(
-    stuff: Material, seed: int, count: int, guard: Decontaminator, counts: Counts
+    stuff: Material, seed: int, count: int, guard: Decontaminator, counts: CorpusCounts
 ) -> Iterator[dict[str, Any]]:
     """Made conversations of which no user message overlaps an evaluation prompt."""
     made = 0
@@ -133,7 +135,7 @@ def clean_conversations(
 
 
 def clean_pairs(
-    stuff: Material, seed: int, count: int, guard: Decontaminator, counts: Counts
+    stuff: Material, seed: int, count: int, guard: Decontaminator, counts: CorpusCounts
 ) -> Iterator[dict[str, Any]]:
     """Preference pairs of which no question overlaps an evaluation prompt."""
     made = 0
@@ -163,7 +165,7 @@ def prepare(data: Path | None, out: Path, *, seed: int = 0, scale: float = 1.0) 
     """
     data = data if data is not None and data.is_dir() else SAMPLE
     out.mkdir(parents=True, exist_ok=True)
-    counts = Counts()
+    counts = CorpusCounts()
     guard = Decontaminator(evaluation.prompts())
     found = list(prose(data, guard, counts, scale if data != SAMPLE else 1.0))
     kept = [document for document in found if not held_out(document.plain())]

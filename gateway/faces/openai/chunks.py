@@ -16,6 +16,7 @@ from gateway.turn.domain import (
     Event,
     Failed,
     Finished,
+    LeftOut,
     Logprob,
     Started,
     TextDelta,
@@ -69,10 +70,14 @@ class ChunkWriter:
 
     def _started(self, prefix: str) -> str:
         role = '"delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":null}'
-        return "".join(
+        frames = [
             self._frame(prefix, f'{{"index":{index},{role}')
             for index in range(self._started_event.choice_count)
-        )
+        ]
+        if left_out := self._started_event.left_out:
+            shown = f'],"left_out":{_dumps(left_out_object(left_out))}'
+            frames[0] = frames[0].removesuffix(self._tail) + shown + self._tail[1:]
+        return "".join(frames)
 
     def _frame(self, prefix: str, choice: str) -> str:
         return f"{prefix}{self._head}{choice}{self._tail}"
@@ -142,7 +147,10 @@ class Completion:
             )
         ]
         head = envelope(self._started, "chat.completion")
-        return _dumps(head | {"choices": choices, "usage": usage_object(self._usage)}).encode()
+        body = head | {"choices": choices, "usage": usage_object(self._usage)}
+        if self._started.left_out:
+            body["left_out"] = left_out_object(self._started.left_out)
+        return _dumps(body).encode()
 
 
 def envelope(event: Started, kind: str) -> dict[str, object]:
@@ -155,6 +163,15 @@ def envelope(event: Started, kind: str) -> dict[str, object]:
         "system_fingerprint": event.model.fingerprint,
     }
     return head | ({"conversation_id": event.conversation_id} if event.conversation_id else {})
+
+
+def left_out_object(left_out: Sequence[LeftOut]) -> list[dict[str, object]]:
+    """What the model did not read: a field of our own. Without tokens where nobody counted them."""
+    return [
+        {"part": each.part, "messages": each.message_count}
+        | ({} if each.token_count is None else {"tokens": each.token_count})
+        for each in left_out
+    ]
 
 
 def usage_object(usage: Usage) -> dict[str, object]:

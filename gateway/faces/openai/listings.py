@@ -6,9 +6,9 @@ from typing import Any
 
 from chatmesh.billing.v1 import billing_pb2
 from chatmesh.conversation.v1 import conversation_pb2
+from gateway.content import FINISH_WORDS, ROLE_WORDS
 from gateway.errors import bad_parameter
 from gateway.turn.domain import ModelInfo
-from gateway.upstreams.conversation import ROLE_NAMES
 
 THREADS_PAGE_SIZE_MAX = 100
 MESSAGES_PAGE_SIZE_MAX = 1000
@@ -64,20 +64,22 @@ def _thread(found: conversation_pb2.Thread) -> dict[str, object]:
         "updated_at": found.update_time.seconds,
         "total_tokens": found.total_token_count,
         "message_count": found.message_count,
+        "background": found.background,
     }
 
 
 def _message(found: conversation_pb2.Message) -> dict[str, object]:
     shown: dict[str, object] = {
         "id": found.id,
-        "role": ROLE_NAMES.get(found.role, "user"),
+        "role": ROLE_WORDS.get(found.role, "user"),
         "content": found.content,
         "created_at": found.create_time.seconds,
         "token_count": found.token_count,
         "turn_id": found.turn_id,
     }
-    if found.finish_reason:
-        shown |= {"finish_reason": found.finish_reason, "model": found.model}
+    # A store of the version before says the word only.
+    if reason := FINISH_WORDS.get(found.finish) or found.finish_reason:
+        shown |= {"finish_reason": reason, "model": found.model}
     return shown
 
 

@@ -12,9 +12,11 @@ from pydantic import BeforeValidator, Field, ValidationError
 
 from gateway import errors
 from gateway.errors import bad_parameter, public
+from gateway.faces.changes import checked_changes
 from gateway.faces.openai.fields import NotSupported, Strict, fault
 from gateway.faces.openai.formats import FormatFields, wanted_format
 from gateway.turn.domain import CHOICE_COUNT_MAX, Ask, Message, Sampling
+from gateway.upstreams.conversation import Changes
 from mesh.chassis.errors import MeshError
 
 # What pydantic calls a body that is no JSON object.
@@ -109,10 +111,11 @@ class Body(FormatFields):
     background: bool | None = None
 
 
-class RenameBody(Strict):
-    """The body of a rename."""
+class ChangesBody(Strict):
+    """The body of a change of a conversation."""
 
-    title: str = Field(min_length=1, max_length=200)
+    title: str | None = None
+    background: bool | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,16 +144,17 @@ def parse_chat_completion(body: bytes) -> ChatCompletion:
     return ChatCompletion(_ask(parsed), bool(parsed.stream))
 
 
-def parse_rename(body: bytes) -> str:
-    """The new title.
+def parse_changes(body: bytes) -> Changes:
+    """What is to change of a conversation.
 
     Raises:
         MeshError: INVALID_BODY; INVALID_PARAMETER with metadata "param".
     """
     try:
-        return RenameBody.model_validate_json(body).title
+        parsed = ChangesBody.model_validate_json(body)
     except ValidationError as error:
         raise _refusal(error) from None
+    return checked_changes(Changes(parsed.title, parsed.background))
 
 
 def _ask(body: Body) -> Ask:

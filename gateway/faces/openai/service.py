@@ -14,7 +14,7 @@ from gateway import errors
 from gateway.errors import public
 from gateway.faces.identity import caller_of, idempotency_key, last_event_id
 from gateway.faces.openai import listings
-from gateway.faces.openai.requests import parse_chat_completion, parse_rename
+from gateway.faces.openai.requests import parse_changes, parse_chat_completion
 from gateway.faces.openai.turns import (
     JSON,
     refused,
@@ -122,8 +122,8 @@ class OpenAIService(gateway_pb2_grpc.OpenAIServiceServicer):
     async def RenameConversation(  # noqa: N802
         self, request: pb.RenameConversationRequest, context: Context
     ) -> httpbody_pb2.HttpBody:
-        """Changes a title."""
-        return await _answered(context, self._rename(request, context))
+        """Changes a conversation."""
+        return await _answered(context, self._update(request, context))
 
     async def DeleteConversation(  # noqa: N802
         self, request: pb.DeleteConversationRequest, context: Context
@@ -172,11 +172,11 @@ class OpenAIService(gateway_pb2_grpc.OpenAIServiceServicer):
         )
         return listings.thread(thread, page)
 
-    async def _rename(self, request: pb.RenameConversationRequest, context: Context) -> bytes:
+    async def _update(self, request: pb.RenameConversationRequest, context: Context) -> bytes:
         caller = caller_of(context.invocation_metadata() or ())
-        title = parse_rename(request.body.data)
+        changes = parse_changes(request.body.data)
         return listings.thread(
-            await self._conversation.rename(caller, request.conversation_id, title)
+            await self._conversation.update(caller, request.conversation_id, changes)
         )
 
     async def _delete(self, request: pb.DeleteConversationRequest, context: Context) -> bytes:

@@ -11,12 +11,12 @@ import structlog
 from google.api import httpbody_pb2
 
 from gateway import errors
-from gateway.faces.openai.chunks import ChunkWriter, Completion, ending, usage_object
+from gateway.faces.openai.chunks import DONE, ChunkWriter, Completion, ending, usage_object
 from gateway.faces.openai.errors import error_object, failure_error, http_error, public_error
 from gateway.faces.openai.stream import ClientWriter, EventBody
 from gateway.settings import TurnLimits
 from gateway.turn.answer import Answer
-from gateway.turn.domain import Failed, Started
+from gateway.turn.domain import Event, Failed, Finished, Started
 from gateway.turn.follow import Following
 from gateway.turn.turns import View
 from mesh.chassis.errors import MeshError
@@ -51,6 +51,7 @@ async def write_events(
             if at_once:
                 body.begin(headers_of(following.started), b"")
                 await client.write(OPENING)
+            last: Event | None = None
             async for batch in batches:
                 last = batch[-1].event
                 if isinstance(last, Failed) and not body.is_open:
@@ -62,6 +63,8 @@ async def write_events(
                 if not body.has_begun:
                     body.begin(headers_of(following.started), b"")
                 await client.write(data)
+            if not isinstance(last, Finished | Failed):  # the reader had seen the last event
+                await client.write(DONE)
     except Exception as error:
         if not body.is_open:
             await context.write(await refused(context, error))

@@ -13,6 +13,8 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
+from inference_svc.engine.torch.models.numbers import Kind
+
 Int32s = npt.NDArray[np.int32]
 Logits = npt.NDArray[np.float32]
 
@@ -72,16 +74,24 @@ class Backend(Protocol):
     """A model with its KV cache. One thread calls it.
 
     The result for a row depends on its sequence's tokens and positions only: not on the other rows
-    of the step, nor on how the sequence was cut into chunks, nor on its block numbers. On a CPU
-    that holds bit for bit.
+    of the step, nor on how the sequence was cut into chunks, nor on its block numbers. Where
+    `is_batch_invariant` that holds bit for bit.
 
     Attributes:
         name: for logs and metrics: "kernels", "torch" or "cuda".
+        is_batch_invariant: bit for bit; on a CPU, but not on a GPU.
+        kinds: of the numbers of the weights and of the KV cache.
+        arithmetic: which code of this back end computes here, such as "kernels-avx512".
+        arithmetic_facts: what else its last bits depend on: versions, threads, the CPU.
         block_bytes: memory of one KV block over all layers.
         block_count: KV blocks there are, 0 before `allocate`.
     """
 
     name: str
+    is_batch_invariant: bool
+    kinds: tuple[Kind, Kind]
+    arithmetic: str
+    arithmetic_facts: tuple[str, ...]
     block_bytes: int
     block_count: int
 

@@ -36,6 +36,7 @@ def open_backend(
     kv: str = "auto",
     thread_count: int = 1,
     cache: Path | None = None,
+    checkpoints: Checkpoints | None = None,
 ) -> Backend:
     """The back end with the model in it; its KV cache is still to be allocated.
 
@@ -45,6 +46,7 @@ def open_backend(
             KV cache is as the weights when it is "auto".
         thread_count: threads that compute.
         cache: where int8 weights are kept between starts; None: the user's cache folder.
+        checkpoints: the model's weights, when they are open already.
 
     Raises:
         EngineError: the model cannot be served, or not so; the text says why.
@@ -53,17 +55,26 @@ def open_backend(
     name, make = _chosen(backend, config)
     weight_kind = _kind("INFERENCE_WEIGHTS", weights, AUTO_WEIGHTS[name])
     kv_kind = _kind("INFERENCE_KV", kv, weight_kind)
-    checkpoints = Checkpoints(model.folder, config, cache or cache_folder())
+    opened = checkpoints or open_checkpoints(model, cache)
 
     def load(weight_kind: Kind, kv_kind: Kind) -> Backend:
-        return make(checkpoints.weights(weight_kind), kv_kind, thread_count)
+        return make(opened.weights(weight_kind), kv_kind, thread_count)
 
     measured = weights == "auto" and weight_kind == "int8"
-    if measured and not _int8_is_acceptable(model, checkpoints.entry, kv_kind, load):
+    if measured and not _int8_is_acceptable(model, opened.entry, kv_kind, load):
         weight_kind, kv_kind = EXACT, EXACT if kv == "auto" else kv_kind
     loaded = load(weight_kind, kv_kind)
     log.info("model_loaded", backend=name, weights=weight_kind, kv=kv_kind, threads=thread_count)
     return loaded
+
+
+def open_checkpoints(model: ModelFolder, cache: Path | None = None) -> Checkpoints:
+    """The weights of a model, not read yet; `cache` as in `open_backend`.
+
+    Raises:
+        EngineError: they are missing, corrupt or altered.
+    """
+    return Checkpoints(model.folder, read_config(model.config), cache or cache_folder())
 
 
 def offered_kinds(model: ModelFolder, backend: str) -> list[tuple[Kind, Kind]]:

@@ -24,7 +24,7 @@ from inference_svc.engine.torch.forecast import Rates
 from inference_svc.engine.torch.metrics import EngineMetrics
 from inference_svc.engine.torch.model_runner import Computed, ModelRunner
 from inference_svc.engine.torch.plan import Chunk, Plan
-from inference_svc.engine.torch.sampler import Ask, Outcome, sample_batch
+from inference_svc.engine.torch.sampler import Outcome, SamplingRequest, sample_batch
 from inference_svc.engine.torch.scheduler import Proposer
 from inference_svc.engine.torch.sequence import Sequence
 from inference_svc.engine.torch.transcript import DIGIT_COUNT, Limits, Transcript
@@ -50,7 +50,7 @@ class Event:
     """What one step did for one sequence.
 
     Attributes:
-        cached_count, prefilled_count: of the prompt, as in `Counts`.
+        cached_count, prefilled_count: of the prompt, as in `GeneratedCounts`.
         text: text that became final with the tokens.
         finish, error: how it ended; both None while it goes on.
     """
@@ -189,7 +189,7 @@ class EngineCore:
             elif chunk.sequence.is_plain:
                 outcome = Outcome(_agreed(chunk.draft_token_ids, greedy, row))
             else:
-                asks.append(Ask(chunk.sequence, row, chunk.draft_token_ids))
+                asks.append(SamplingRequest(chunk.sequence, row, chunk.draft_token_ids))
                 asking.append(index)
             outcomes.append(outcome)
         if asks:

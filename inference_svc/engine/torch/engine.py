@@ -5,12 +5,12 @@ loop ──inbox──> thread: take → core.step (schedule → run → sample 
 
 import asyncio
 import itertools
-import os
 import queue
 import sys
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Literal
 
 import structlog
 
-from inference_svc.engine.answer import Answer
+from inference_svc.engine.answer import AnswerState
 from inference_svc.engine.protocol import (
     BadFormatError,
     EngineError,
@@ -28,16 +28,18 @@ from inference_svc.engine.protocol import (
     FinishReason,
 )
 from inference_svc.engine.stream import TokenStream
-from inference_svc.engine.torch.backends import open_backend
+from inference_svc.engine.torch.backend import Backend
+from inference_svc.engine.torch.backends import open_backend, open_checkpoints
 from inference_svc.engine.torch.constrained import GrammarCompiler
 from inference_svc.engine.torch.core import EngineCore, Event
 from inference_svc.engine.torch.metrics import EngineMetrics
 from inference_svc.engine.torch.model_runner import ModelRunner
+from inference_svc.engine.torch.precision import precision_of
 from inference_svc.engine.torch.sequence import Sequence
 from inference_svc.engine.torch.speculation import open_drafter
 from inference_svc.engine.torch.streams import Streams
 from inference_svc.engine.torch.threads import engine_thread_count
-from inference_svc.engine.torch.transcript import DIGIT_COUNT, Limits
+from inference_svc.engine.torch.transcript import DIGIT_COUNT, Limits, open_writer
 from inference_svc.model_folder import ModelFolder
 
 if TYPE_CHECKING:
@@ -46,14 +48,13 @@ if TYPE_CHECKING:
 log = structlog.get_logger()
 
 # Waking the event loop for each token of a fast model costs it and the kernels more than the token.
-TELL_INTERVAL_S = 0.004
+DELIVERY_INTERVAL_S = 0.004
 
 Kind = Literal["auto", "f32", "bf16", "int8"]
 
 # Tokens of a step, by back end: more lets prompts through a little faster, and the answers that run
 # beside them wait longer for each token. On a CPU 256 cost no throughput against 512 and 1024.
 STEP_TOKEN_COUNT_MAX, STEP_TOKEN_COUNT_MAX_CUDA = 256, 2048
-TRANSCRIPT_BYTES_MAX = 1 << 30
 # A step gives the interpreter's lock up while the model computes, and wants it back from a busy
 # event loop: with Python's 5 ms, one sequence got 45 tokens a second beside one, with this 528.
 SWITCH_INTERVAL_S = 1e-4
@@ -84,6 +85,8 @@ class TorchEngine:
     """An `Engine` with a thread of its own."""
 
     name = "torch"
+    # Until it was started:
+    draws_by_position, weights_digest, precision = False, "", ""
 
     def __init__(self, model: ModelFolder, options: TorchOptions) -> None:
         self._model, self._options = model, options
@@ -92,8 +95,8 @@ class TorchEngine:
         self._grammars = GrammarCompiler(model)
         self._compiling: dict[Sequence, asyncio.Task[None]] = {}
         self._inbox: queue.SimpleQueue[tuple[str, Sequence | None]] = queue.SimpleQueue()
-        self._untold: list[Event] = []  # the engine's thread only, as `_told_s`
-        self._told_s = 0.0
+        self._undelivered: list[Event] = []  # the engine's thread only, as `_delivered_s`
+        self._delivered_s = 0.0
         self.failed = asyncio.Event()
 
     async def start(self) -> None:
@@ -121,7 +124,7 @@ class TorchEngine:
         Raises:
             QueueFullError, RequestTooLargeError, DeadlineUnreachableError: as in `Engine.submit`.
         """
-        answer = Answer(request.stop, self._model.vocabulary)
+        answer = AnswerState(request.stop, self._model.vocabulary)
         answer.replay(request.emitted_token_ids)
         if answer.finish is not None:
             stream = TokenStream(len(request.emitted_token_ids), lambda: None)
@@ -190,8 +193,8 @@ class TorchEngine:
             try:
                 self._core = self._make_core(opened)
             except Exception as error:  # handed to who waits for the start
-                told = error if isinstance(error, EngineError) else EngineError(f"{error!r}")
-                self._post(ready.set_exception, told)
+                failure = error if isinstance(error, EngineError) else EngineError(f"{error!r}")
+                self._post(ready.set_exception, failure)
                 return
             self._streams.load = self._core.load()
             self._post(ready.set_result, None)
@@ -205,13 +208,7 @@ class TorchEngine:
     def _make_core(self, opened: ExitStack) -> EngineCore:
         options = self._options
         thread_count = options.thread_count or engine_thread_count()
-        backend = open_backend(
-            self._model,
-            backend=options.backend,
-            weights=options.weights,
-            kv=options.kv,
-            thread_count=thread_count,
-        )
+        backend = self._open_backend(thread_count)
         opened.callback(backend.close)
         backend.allocate(
             options.kv_block_count or max(1, options.kv_cache_bytes // backend.block_bytes)
@@ -244,17 +241,34 @@ class TorchEngine:
             metrics=metrics,
             clock=time.monotonic,
             drafter=drafter,
-            write_transcript=_writer(options.transcript_file, opened),
+            write_transcript=open_writer(options.transcript_file, opened),
         )
+
+    def _open_backend(self, thread_count: int) -> Backend:
+        options, checkpoints = self._options, open_checkpoints(self._model)
+        with ThreadPoolExecutor(1, "digest") as beside:  # both read the files; one keeps them warm
+            digest = beside.submit(checkpoints.digest)
+            backend = open_backend(
+                self._model,
+                backend=options.backend,
+                weights=options.weights,
+                kv=options.kv,
+                thread_count=thread_count,
+                checkpoints=checkpoints,
+            )
+            self.weights_digest = digest.result()
+        self.draws_by_position = backend.is_batch_invariant
+        self.precision = precision_of(backend, self._model)
+        return backend
 
     def _tell(self, events: list[Event]) -> None:
         """Hands events to the loop; further tokens of answers that go on wait for company."""
-        self._untold += events
+        self._undelivered += events
         now_s = time.monotonic()
-        due = now_s - self._told_s >= TELL_INTERVAL_S or not self._core.busy
+        due = now_s - self._delivered_s >= DELIVERY_INTERVAL_S or not self._core.busy
         if due or not all(event.continues for event in events):
-            self._post(self._streams.deliver, self._untold, self._core.load())
-            self._untold, self._told_s = [], now_s
+            self._post(self._streams.deliver, self._undelivered, self._core.load())
+            self._undelivered, self._delivered_s = [], now_s
 
     def _post(self, call: "Callable[..., object]", *args: object) -> None:
         try:
@@ -277,24 +291,3 @@ class TorchEngine:
                 self._core.add(sequence)
             elif (event := self._core.cancel(sequence)) is not None:
                 events.append(event)
-
-
-def _writer(file: Path | None, opened: ExitStack) -> Callable[[str], object] | None:
-    """Appends lines to a file that only its owner may read, up to a size."""
-    if file is None:
-        return None
-    descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-    # By line: what led to a crash is what is wanted.
-    stream = opened.enter_context(os.fdopen(descriptor, "w", buffering=1, encoding="utf-8"))
-    left = TRANSCRIPT_BYTES_MAX - file.stat().st_size
-
-    def write(line: str) -> None:
-        nonlocal left
-        was_left, left = left, left - len(line) - 1
-        if left >= 0:
-            stream.write(line + "\n")
-        elif was_left >= 0:
-            log.warning("transcript_full", byte_count_max=TRANSCRIPT_BYTES_MAX)
-            left = -1
-
-    return write

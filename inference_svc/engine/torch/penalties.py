@@ -17,8 +17,8 @@ class History:
     """
 
     def __init__(self, prompt_token_ids: Sequence[int]) -> None:
-        self._seen = Counts()
-        self._output = Counts()
+        self._seen = TokenFrequencies()
+        self._output = TokenFrequencies()
         self._seen.add(prompt_token_ids)
         self.output_count = 0
 
@@ -43,7 +43,7 @@ class History:
             row[self._output.ids] -= less.astype(np.float32)
 
 
-class Counts:
+class TokenFrequencies:
     """How often each token occurred, in the order of first occurrence.
 
     Attributes:

@@ -32,7 +32,7 @@ NOT_NUMBERS = "The model gave logits that are no numbers; send the request again
 
 
 @dataclass(slots=True)
-class Ask:
+class SamplingRequest:
     """A sequence whose next token is wanted.
 
     Attributes:
@@ -93,7 +93,9 @@ class Draws:
             self.constraint.accept(token_id)
 
 
-def sample_batch(logits: Logits, greedy_token_ids: Int32s, asks: Sequence[Ask]) -> list[Outcome]:
+def sample_batch(
+    logits: Logits, greedy_token_ids: Int32s, asks: Sequence[SamplingRequest]
+) -> list[Outcome]:
     """The next tokens of each sequence; its constraint stands behind them afterwards.
 
     Args:
@@ -124,7 +126,7 @@ def _draws_of(sequence: EngineSequence) -> Draws:
 
 
 def _outcome(
-    ask: Ask,
+    ask: SamplingRequest,
     draws: Draws,
     logits: Logits,
     greedy_token_ids: Int32s,
@@ -175,7 +177,9 @@ def _standing(draft: Sequence[int], token_at: Callable[[int], int], draws: Draws
     return token_ids
 
 
-def _drawn_together(logits: Logits, free: Sequence[tuple[Ask, Draws]]) -> dict[int, int | None]:
+def _drawn_together(
+    logits: Logits, free: Sequence[tuple[SamplingRequest, Draws]]
+) -> dict[int, int | None]:
     """Token by row; None for a row that is no numbers."""
     rows, wanted, keys = [], [], []
     for ask, draws in free:

@@ -3,7 +3,7 @@
 from array import array
 from typing import TYPE_CHECKING
 
-from inference_svc.engine.answer import Answer
+from inference_svc.engine.answer import AnswerState
 from inference_svc.engine.protocol import BLOCK_TOKEN_COUNT, EngineRequest
 from inference_svc.engine.torch.block_manager import chained_hash, root_hash
 
@@ -32,7 +32,7 @@ class Sequence:
     """
 
     def __init__(
-        self, request: EngineRequest, answer: Answer, arrival: int, arrived_s: float = 0.0
+        self, request: EngineRequest, answer: AnswerState, arrival: int, arrived_s: float = 0.0
     ) -> None:
         self.request, self.answer = request, answer
         self.arrival, self.arrived_s = arrival, arrived_s

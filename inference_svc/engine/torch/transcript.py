@@ -9,12 +9,17 @@ ids: treat a transcript like the conversations.
 """
 
 import json
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from collections.abc import Sequence as Row
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
-from inference_svc.engine.answer import Answer
+import structlog
+
+from inference_svc.engine.answer import AnswerState
 from inference_svc.engine.protocol import EngineRequest, StopRule
 from inference_svc.engine.torch.block_manager import BlockManager
 from inference_svc.engine.torch.plan import Plan
@@ -23,6 +28,9 @@ from inference_svc.engine.torch.sequence import Sequence
 from inference_svc.engine.vocabulary import Vocabulary
 
 DIGIT_COUNT = 6  # of seconds: microseconds
+TRANSCRIPT_BYTES_MAX = 1 << 30
+
+log = structlog.get_logger()
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,7 +186,9 @@ def _sequence(entry: Mapping[str, Any], arrival: int) -> Sequence:
         cache_salt=entry.get("salt", ""),
         group=entry.get("group", ""),
     )
-    return Sequence(request, Answer(rule, Vocabulary([], frozenset(), "")), arrival, entry["at"])
+    return Sequence(
+        request, AnswerState(rule, Vocabulary([], frozenset(), "")), arrival, entry["at"]
+    )
 
 
 class _Recorded:
@@ -192,3 +202,24 @@ class _Recorded:
 
     def propose(self, asks: Row[tuple[Sequence, int]]) -> list[list[int]]:
         return [self._drafts.get(sequence.request.request_id, []) for sequence, _ in asks]
+
+
+def open_writer(file: Path | None, opened: ExitStack) -> Callable[[str], object] | None:
+    """Appends lines to a file that only its owner may read, up to a size."""
+    if file is None:
+        return None
+    descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    # By line: what led to a crash is what is wanted.
+    stream = opened.enter_context(os.fdopen(descriptor, "w", buffering=1, encoding="utf-8"))
+    left = TRANSCRIPT_BYTES_MAX - file.stat().st_size
+
+    def write(line: str) -> None:
+        nonlocal left
+        was_left, left = left, left - len(line) - 1
+        if left >= 0:
+            stream.write(line + "\n")
+        elif was_left >= 0:
+            log.warning("transcript_full", byte_count_max=TRANSCRIPT_BYTES_MAX)
+            left = -1
+
+    return write

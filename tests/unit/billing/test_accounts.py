@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 from google.protobuf import duration_pb2
 
-from billing_svc import accounts, checks, pages, usage_events
+from billing_svc import accounts, checks, usage_events
 from billing_svc.accounts import Account, Key
 from billing_svc.usage_events import BadEventError
 from chatmesh.billing.v1 import billing_pb2 as pb
@@ -46,36 +46,6 @@ def test_when_a_key_no_longer_speaks(
 
     made = dataclasses.replace(KEY, **key), dataclasses.replace(ACCOUNT, **account)
     assert accounts.refusal(*made, NOW) == reason
-
-
-def test_a_page_token_is_of_one_list_only() -> None:
-    token = pages.page_token("keys/acc:1", "key_9")
-    assert pages.id_after("keys/acc:1", token) == "key_9"
-    assert pages.id_after("keys/acc:1", "") == ""
-    assert pages.number_after("ledger", pages.page_token("ledger", "17"), 100) == 17
-    for name, bad in [
-        ("accounts", token),
-        ("accounts", "%%%"),
-        ("accounts", "a"),
-        ("accounts", "é"),
-        ("accounts", pages.page_token("accounts", "")),
-    ]:
-        with pytest.raises(MeshError) as caught:
-            pages.id_after(name, bad)
-        assert caught.value.reason == "BAD_PAGE_TOKEN"
-    for number in ("x", "-1", "101", "²"):
-        with pytest.raises(MeshError):
-            pages.number_after("ledger", pages.page_token("ledger", number), 100)
-
-
-def test_page_sizes() -> None:
-    assert pages.page_size(0, 20, 100) == 20
-    assert pages.page_size(100, 20, 100) == 100
-    for size in (-1, 101):
-        with pytest.raises(MeshError, match="from 0 to 100"):
-            pages.page_size(size, 20, 100)
-    assert pages.cut([1, 2, 3], 2) == ([1, 2], True)
-    assert pages.cut([1, 2], 2) == ([1, 2], False)
 
 
 @pytest.mark.parametrize(

@@ -36,23 +36,44 @@ def test_the_list_that_ships_is_good() -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", r"p\.yaml:1: empty"),
-        ("version: [", r"p\.yaml:1: not YAML"),
-        (GOOD + "  broken: [1\n", r"p\.yaml:\d+: not YAML"),
-        (GOOD.replace("60", "-1"), r"p\.yaml:6: output_nanousd: a whole number"),
-        (GOOD.replace("60", "0.5"), r"p\.yaml:6: output_nanousd: a whole number"),
-        (GOOD.replace("60", "'60'"), r"p\.yaml:6: output_nanousd: a whole number"),
-        (GOOD.replace("60", "99999999999"), r"p\.yaml:6: output_nanousd: a whole number"),
-        (GOOD.replace("5\n", "21\n"), r"p\.yaml:5: cached_input_nanousd: not above input"),
-        (GOOD.replace("    output_nanousd: 60\n", ""), r"p\.yaml:4: output_nanousd: missing"),
-        (GOOD + "    discount: 1\n", r"p\.yaml:7: discount: unknown"),
-        (GOOD + "    input_nanousd: 1\n", r"p\.yaml:7: input_nanousd: stands twice"),
-        (GOOD.replace('"1"', '""'), r"p\.yaml:1: version: 1 to 64"),
-        ("version: '1'\n", r"p\.yaml:1: models: missing"),
-        ("version: '1'\nmodels: {}\n", r"p\.yaml:2: models: 1 to 256"),
-        ("version: '1'\nmodels: [a]\n", r"p\.yaml:2: a mapping"),
-        ("version: [1]\nmodels: {}\n", r"p\.yaml:1: a text"),
-        ("\x00", r"p\.yaml:1: not YAML"),
+        ("", r"p\.yaml:1: file: empty"),
+        ("version: [", r"p\.yaml:1: file: not YAML"),
+        (GOOD + "  broken: [1\n", r"p\.yaml:\d+: file: not YAML"),
+        (
+            GOOD.replace("60", "-1"),
+            r"p\.yaml:6: models\.small\.output_nanousd: must be a whole number",
+        ),
+        (
+            GOOD.replace("60", "0.5"),
+            r"p\.yaml:6: models\.small\.output_nanousd: must be a whole number",
+        ),
+        (
+            GOOD.replace("60", "'60'"),
+            r"p\.yaml:6: models\.small\.output_nanousd: must be a whole number",
+        ),
+        (
+            GOOD.replace("60", "99999999999"),
+            r"p\.yaml:6: models\.small\.output_nanousd: must be a whole number",
+        ),
+        (
+            GOOD.replace("5\n", "21\n"),
+            r"p\.yaml:5: models\.small\.cached_input_nanousd: must not be above input",
+        ),
+        (
+            GOOD.replace("    output_nanousd: 60\n", ""),
+            r"p\.yaml:3: models\.small: output_nanousd is missing",
+        ),
+        (GOOD + "    discount: 1\n", r"p\.yaml:7: models\.small\.discount: unknown"),
+        (
+            GOOD + "    input_nanousd: 1\n",
+            r"p\.yaml:7: models\.small\.input_nanousd: stands here twice",
+        ),
+        (GOOD.replace('"1"', '""'), r"p\.yaml:1: version: must be a text"),
+        ("version: '1'\n", r"p\.yaml:1: file: models is missing"),
+        ("version: '1'\nmodels: {}\n", r"p\.yaml:2: models: name 1 to 256"),
+        ("version: '1'\nmodels: [a]\n", r"p\.yaml:2: models: must be a mapping"),
+        ("version: [1]\nmodels: {}\n", r"p\.yaml:1: version: must be a text"),
+        ("\x00", r"p\.yaml:1: file: not YAML"),
     ],
 )
 def test_a_wrong_list_is_refused_with_its_line(text: str, message: str) -> None:

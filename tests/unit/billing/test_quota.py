@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from billing_svc import quota
 from billing_svc.prices import Price
-from billing_svc.turn import Counts, State, Turn
+from billing_svc.turn import SettledCounts, State, Step, Turn
 
 NOW = dt.datetime(2026, 11, 21, 12, tzinfo=dt.UTC)
 PRICE = Price(input_nanousd=20, cached_input_nanousd=5, output_nanousd=60, version="1")
@@ -28,7 +28,7 @@ def test_the_worst_case_is_no_cache_and_every_token() -> None:
 
 
 def test_cost_by_the_gateways_count() -> None:
-    counts = Counts(prompt=10, cached=4, output=7, withheld=3)
+    counts = SettledCounts(prompt=10, cached=4, output=7, withheld=3)
     assert quota.cost_nanousd(PRICE, counts) == 6 * 20 + 4 * 5 + 7 * 60
 
 
@@ -41,35 +41,37 @@ def test_what_is_reserved_shrinks_as_the_ledger_grows() -> None:
 
 
 def test_settled_keeps_the_cost_reserved_until_the_ledger_has_it() -> None:
-    after = quota.settled(turn(), Counts(10, 0, 5), NOW)
+    after = quota.settled(turn(), [SettledCounts(10, 0, 5)], NOW)
     assert (after.state, after.reserved_nanousd) == (State.SETTLED, 500)
-    assert quota.settled(after, Counts(10, 0, 99), NOW) == after
+    assert quota.settled(after, [SettledCounts(10, 0, 99)], NOW) == after
 
 
 def test_settled_closes_at_once_when_the_ledger_has_it_all() -> None:
-    done = turn(covered_input=((0, 10),), covered_output=(((0, 3),), ((0, 2),)), ledger_nanousd=500)
-    assert quota.settled(done, Counts(10, 0, 5), NOW).state is State.CLOSED
-    assert quota.settled(done, Counts(11, 0, 5), NOW).state is State.SETTLED
-    assert quota.settled(done, Counts(10, 0, 6), NOW).state is State.SETTLED
+    step = Step(covered_input=((0, 10),), covered_output=(((0, 3),), ((0, 2),)))
+    done = turn(steps=(step,), ledger_nanousd=500)
+    assert quota.settled(done, [SettledCounts(10, 0, 5)], NOW).state is State.CLOSED
+    assert quota.settled(done, [SettledCounts(11, 0, 5)], NOW).state is State.SETTLED
+    assert quota.settled(done, [SettledCounts(10, 0, 6)], NOW).state is State.SETTLED
 
 
 def test_settle_works_after_expiry_and_after_release() -> None:
     for state in (State.EXPIRED, State.RELEASED):
-        after = quota.settled(turn(state=state), Counts(10, 0, 5), NOW)
+        after = quota.settled(turn(state=state), [SettledCounts(10, 0, 5)], NOW)
         assert (after.state, after.reserved_nanousd) == (State.SETTLED, 500)
 
 
 def test_release_does_not_undo_a_settlement() -> None:
-    settled = quota.settled(turn(), Counts(10, 0, 5), NOW)
-    assert quota.released(settled) == settled
-    assert quota.released(turn()).reserved_nanousd == 0
+    settled = quota.settled(turn(), [SettledCounts(10, 0, 5)], NOW)
+    assert quota.released(settled, NOW) == settled
+    assert quota.released(turn(), NOW).reserved_nanousd == 0
+    assert quota.released(turn(), NOW).expire_time == NOW
 
 
 def test_a_hold_expires_at_its_time_and_only_while_open() -> None:
     end = turn().expire_time
     assert quota.expired(turn(), end - dt.timedelta(microseconds=1)) == turn()
     assert quota.expired(turn(), end).state is State.EXPIRED
-    settled = quota.settled(turn(), Counts(10, 0, 5), NOW)
+    settled = quota.settled(turn(), [SettledCounts(10, 0, 5)], NOW)
     assert quota.expired(settled, end) == settled
 
 
@@ -79,5 +81,28 @@ def test_extend_opens_again_and_never_shortens() -> None:
     assert (after.state, after.amount_nanousd, after.expire_time) == (State.OPEN, 6800, later)
     assert quota.extended(after, 10, 110, later) == after  # repeatable
     assert quota.extended(turn(), 0, 0, NOW).expire_time == turn().expire_time
-    settled = quota.settled(turn(), Counts(10, 0, 5), NOW)
+    settled = quota.settled(turn(), [SettledCounts(10, 0, 5)], NOW)
     assert quota.extended(settled, 10, 110, later) == settled
+
+
+def test_a_settlement_has_counts_for_each_step() -> None:
+    counts = [SettledCounts(10, 0, 5), SettledCounts(20, 10, 3, withheld=1, unsent=1)]
+    after = quota.settled(turn(), counts, NOW)
+    assert after.amount_nanousd == sum(quota.cost_nanousd(PRICE, one) for one in counts)
+    assert [step.settled for step in after.steps] == counts
+    assert [step.settled.released for step in after.steps if step.settled] == [5, 1]
+    first = Step(covered_input=((0, 10),), covered_output=(((0, 5),),))
+    second = Step(covered_input=((0, 20),), covered_output=(((0, 3),),))
+    for steps, state in (
+        ((first, second), State.CLOSED),
+        ((first,), State.SETTLED),
+        ((first, replace(second, covered_output=(((0, 2),),))), State.SETTLED),
+    ):
+        assert quota.settled(turn(steps=steps), counts, NOW).state is state
+
+
+def test_a_step_that_only_nodes_know_of_is_settled_with_nothing() -> None:
+    steps = (Step(((0, 10),), (((0, 5),),)), Step(((0, 7),), (((0, 2),),)))
+    after = quota.settled(turn(steps=steps), [SettledCounts(10, 0, 5)], NOW)
+    assert after.state is State.CLOSED
+    assert after.steps[1].settled == SettledCounts()

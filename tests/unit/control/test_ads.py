@@ -8,7 +8,7 @@ from mesh import topology
 from mesh.control import ads, render, snapshot
 from mesh.control.ads import AdsSession
 from mesh.control.registry import Instance, State
-from mesh.control.resources import CLUSTER, ENDPOINTS, LISTENER, ROUTES, SECRET
+from mesh.xds import CLUSTER, ENDPOINTS, LISTENER, ROUTES, SECRET
 from tests.unit.control.test_snapshot import envoy_resources
 
 TABLE = topology.load()

@@ -8,6 +8,7 @@ import stat
 import time
 
 import pytest
+from structlog.testing import capture_logs
 
 from mesh import topology
 from mesh.chassis.identity import new_key
@@ -15,9 +16,9 @@ from mesh.control import serving, snapshot, watch
 from mesh.control.edge import WEB_CERTIFICATE_LIFETIME, WebCertificate
 from mesh.control.issuer import BadJoinTokenError
 from mesh.control.registry import Instance, State
-from mesh.control.resources import CLUSTER, ROUTES, SECRET
 from mesh.control.settings import EdgeSettings
 from mesh.control.store import StateFolder
+from mesh.xds import CLUSTER, ROUTES, SECRET
 from tests.unit.control.conftest import Clock
 
 INSTANCE = Instance("safety", "safety-1", "127.0.0.1:1000", 1, State.SERVING)
@@ -149,9 +150,11 @@ def test_a_topology_that_is_no_good_leaves_the_old_one(control, tmp_path, conten
     file = watch.TopologyFile(path)
     before = control.plane.topology
     path.unlink() if content is None else path.write_bytes(content)
-    assert file.take(control.plane)
+    with capture_logs() as logs:
+        assert not file.take(control.plane)
+        assert not file.take(control.plane)
     assert control.plane.topology is before
-    assert not file.take(control.plane)
+    assert len([one for one in logs if one["event"].startswith("topology_")]) == 1
 
 
 def test_a_topology_that_cannot_be_served_leaves_the_old_one(control, monkeypatch):

@@ -18,7 +18,7 @@ from mesh.chassis.errors import MeshError
 from mesh.chassis.identity import new_key
 from mesh.control import ads_service, tokens
 from mesh.control import registry as leases
-from mesh.control.resources import CLUSTER, ENDPOINTS, SECRET
+from mesh.xds import CLUSTER, ENDPOINTS, SECRET
 
 TIMEOUT_S = 10
 

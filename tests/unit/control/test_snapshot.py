@@ -8,8 +8,9 @@ from google.protobuf import json_format
 from mesh import topology
 from mesh.control import policy, render, snapshot
 from mesh.control.registry import Instance, State
-from mesh.control.resources import CLUSTER, ENDPOINTS, LISTENER, MESSAGES, ROUTES, SECRET
+from mesh.control.resources import MESSAGES
 from mesh.edge.render import EdgeInputs, edge_resources
+from mesh.xds import CLUSTER, ENDPOINTS, LISTENER, ROUTES, SECRET
 
 TABLE = topology.load()
 PEM = "-----BEGIN CERTIFICATE-----"
@@ -65,7 +66,7 @@ def test_the_backstop_is_two_seconds_behind_the_deadline():
 
 
 def test_only_repeatable_methods_are_retried():
-    for service in ("safety", "billing", "inference"):
+    for service in ("gateway", "safety", "billing", "inference"):
         methods = {f"/{m.name}": m for m in TABLE.services[service].methods}
         for route in route_list(grpc_snapshot(), service):
             method = methods.get(route["match"].get("path"))

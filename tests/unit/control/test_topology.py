@@ -14,6 +14,9 @@ defaults: {deadline_ms: 2000, retry: once}
 services:
   gateway:
     command: gateway
+    needs: [redis]
+    redis: {keys: ["cm:rate:*"], channels: ["cm:turn:*"], commands: [get, "@hash", script|load]}
+    environment: ["GATEWAY_*"]
     serves: {}
   safety:
     command: safety_svc
@@ -27,6 +30,7 @@ services:
           ScreenReply: {}
           GetPolicy: {callers: ["*"], deadline_optional: true}
 identities: [operator]
+environment: [PATH, "LC_*"]
 """
 
 
@@ -51,14 +55,17 @@ def test_every_method_of_a_served_contract_has_rules():
         unruled -= {
             "envoy.service.discovery.v3.AggregatedDiscoveryService/DeltaAggregatedResources"
         }
-        assert not unruled, f"nobody may call {unruled}; add them to mesh/topology.yaml"
+        assert not unruled, f"no caller for {unruled}; add them to mesh/topology.yaml"
 
 
 def test_methods_inherit_from_the_levels_above():
     service = topology.parse(GOOD).services["safety"]
     prompt, reply, policy = service.methods
     assert prompt == topology.Method(
-        "chatmesh.safety.v1.SafetyService/ScreenPrompt", ("gateway",), 3000, "repeatable"
+        "chatmesh.safety.v1.SafetyService/ScreenPrompt",
+        ("gateway",),
+        3000,
+        topology.Retry.REPEATABLE,
     )
     assert (reply.deadline_ms, reply.retry, reply.callers) == (2000, "once", ("gateway",))
     assert policy.callers == ("gateway", "safety", "operator")
@@ -79,26 +86,42 @@ def test_names_and_spiffe_ids():
 @pytest.mark.parametrize(
     ("old", "new", "line", "key", "remedy"),
     [
-        ("pick: instance", "pikc: instance", 9, "services.safety.pikc", "did you mean pick?"),
-        ("pick: instance", "pick: some", 9, "services.safety.pick", "one of: any, instance"),
-        ("needs: [postgres]", "needs: [mysql]", 10, "services.safety.needs", "postgres, redis"),
-        ("callers: [gateway]", "callers: [gatway]", 13, "callers", "did you mean gateway?"),
-        ("callers: [gateway]", "callers: gateway", 13, "callers", "must be a list"),
-        ("callers: [gateway]\n", "\n", 15, "methods.ScreenPrompt", "add callers"),
-        ("ScreenPrompt:", "ScreenPromt:", 15, "ScreenPromt", "did you mean ScreenPrompt?"),
-        ("deadline_ms: 3000", "deadline_ms: 3s", 15, "deadline_ms", "whole number, 0 to"),
-        ("deadline_ms: 3000", "deadline_ms: -1", 15, "deadline_ms", "whole number, 0 to"),
-        ("deadline_ms: 3000", "deadline_ms: true", 15, "deadline_ms", "whole number, 0 to"),
-        ("retry: repeatable", "retry: always", 15, "retry", "repeatable, once"),
-        ("ScreenReply: {}", "ScreenReply: {retry: repeatable}", 16, "ScreenReply", "retry: once"),
-        ("Reply: {}", "Reply: {}\n          ScreenReply: {}", 17, "ScreenReply", "here twice"),
-        ("_optional: true", "_optional: 1", 17, "deadline_optional", "true or false"),
-        ("SafetyService:", "SaftyService:", 12, "SaftyService", "no contract has this service"),
-        ("safety_svc", "3", 8, "services.safety.command", "must be a text"),
-        ("    command: safety_svc\n", "", 7, "services.safety", "command is missing"),
-        ("safety:", "Safety:", 7, "services.Safety", "names are a-z"),
-        ("[operator]", "[gateway]", 18, "identities.gateway", "rename one"),
-        ("serves: {}", "serves: []", 6, "services.gateway.serves", "must be a mapping"),
+        ("pick: instance", "pikc: instance", 12, "services.safety.pikc", "did you mean pick?"),
+        ("pick: instance", "pick: some", 12, "services.safety.pick", "one of: any, instance"),
+        ("needs: [postgres]", "needs: [mysql]", 13, "services.safety.needs", "postgres, redis"),
+        ("callers: [gateway]", "callers: [gatway]", 16, "callers", "did you mean gateway?"),
+        ("callers: [gateway]", "callers: gateway", 16, "callers", "must be a list"),
+        ("callers: [gateway]\n", "\n", 18, "methods.ScreenPrompt", "add callers"),
+        ("ScreenPrompt:", "ScreenPromt:", 18, "ScreenPromt", "did you mean ScreenPrompt?"),
+        ("deadline_ms: 3000", "deadline_ms: 3s", 18, "deadline_ms", "whole number; write 0 to"),
+        ("deadline_ms: 3000", "deadline_ms: -1", 18, "deadline_ms", "whole number; write 0 to"),
+        ("deadline_ms: 3000", "deadline_ms: true", 18, "deadline_ms", "whole number; write 0 to"),
+        ("retry: repeatable", "retry: always", 18, "retry", "joinable, once"),
+        ("ScreenReply: {}", "ScreenReply: {retry: repeatable}", 19, "ScreenReply", "retry: once"),
+        ("ScreenReply: {}", "ScreenReply: {retry: joinable}", 19, "ScreenReply", "retry: once"),
+        ("Reply: {}", "Reply: {}\n          ScreenReply: {}", 20, "ScreenReply", "here twice"),
+        ("_optional: true", "_optional: 1", 20, "deadline_optional", "true or false"),
+        ("SafetyService:", "SaftyService:", 15, "SaftyService", "no contract has this service"),
+        ("safety_svc", "3", 11, "services.safety.command", "must be a Python module"),
+        ("    command: safety_svc\n", "", 10, "services.safety", "command is missing"),
+        ("safety:", "Safety:", 10, "services.Safety", "names are a-z"),
+        ("[operator]", "[gateway]", 21, "identities: gateway", "rename one"),
+        ("serves: {}", "serves: []", 9, "services.gateway.serves", "must be a mapping"),
+        ('keys: ["cm:rate:*"], ', "", 7, "services.gateway.redis", "keys is missing; add it"),
+        ("cm:rate:*", "*", 7, "services.gateway.redis.keys", "a fixed beginning"),
+        ("cm:rate:*", "cm:*:x", 7, "services.gateway.redis.keys", "a * only at the end"),
+        ("cm:turn:*", "~x &*", 7, "services.gateway.redis.channels", "is no pattern"),
+        ("[get,", "[flushall,", 7, "services.gateway.redis.commands", "do without it"),
+        ("[get,", "[config,", 7, "services.gateway.redis.commands", "do without it"),
+        ("[get,", "[GET,", 7, "services.gateway.redis.commands", "in lower case"),
+        ("@hash", "@all", 7, "services.gateway.redis.commands", "@all is too much; use one of"),
+        ("redis: {", "redsi: {", 7, "services.gateway.redsi", "did you mean redis?"),
+        ("redis: {", "redsi: {", 4, "services.gateway", "say which keys and commands"),
+        ("    needs: [redis]\n", "", 6, "services.gateway.redis", "add it to needs, or remove"),
+        ("GATEWAY_*", "*", 8, "services.gateway.environment", "is no variable; write a name"),
+        ("GATEWAY_*", "*_SECRET", 8, "services.gateway.environment", "is no variable"),
+        ("GATEWAY_*", "REDIS_*", 8, "services.gateway.environment", "shows REDIS_URL"),
+        ("PATH", "DATABASE_URL", 22, "environment", "gets of its own; leave it out"),
     ],
 )  # fmt: skip
 def test_a_mistake_names_line_key_and_remedy(old, new, line, key, remedy):

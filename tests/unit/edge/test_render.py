@@ -34,9 +34,15 @@ from mesh.edge.render import (
     edge_resources,
     upstream_tls,
 )
-from mesh.edge.routes import RETRY_ON_NOT_BEGUN, RETRY_ON_REPEATABLE
 from mesh.edge.settings import EnvoySettings
-from mesh.edge.xds import LISTENER, ROUTE_CONFIGURATION, SECRET
+from mesh.xds import (
+    LISTENER,
+    RETRY_ON_JOINABLE,
+    RETRY_ON_NOT_BEGUN,
+    RETRY_ON_REPEATABLE,
+    ROUTES,
+    SECRET,
+)
 
 PEM = "-----BEGIN CERTIFICATE-----"
 COMPLETION = "chatmesh.gateway.v1.OpenAIService/CreateChatCompletion"
@@ -65,7 +71,7 @@ def filters(resources):
 
 
 def routes(resources):
-    return resources[ROUTE_CONFIGURATION]["edge"]["virtual_hosts"][0]["routes"]
+    return resources[ROUTES]["edge"]["virtual_hosts"][0]["routes"]
 
 
 def to_gateway(resources):
@@ -76,7 +82,7 @@ def test_all_resources_fit_their_messages():
     resources = edge_resources(inputs(cors_origins=("*", "https://a.example")))
     for type_url, message in (
         (LISTENER, listener_pb2.Listener),
-        (ROUTE_CONFIGURATION, route_pb2.RouteConfiguration),
+        (ROUTES, route_pb2.RouteConfiguration),
         (SECRET, secret_pb2.Secret),
     ):
         for name, resource in resources[type_url].items():
@@ -102,7 +108,7 @@ def test_what_changes_often_is_not_in_the_listener():
         )
     )
     assert before[LISTENER] == after[LISTENER]
-    assert before[ROUTE_CONFIGURATION] != after[ROUTE_CONFIGURATION]
+    assert before[ROUTES] != after[ROUTES]
     assert before[SECRET] != after[SECRET]
 
 
@@ -173,17 +179,58 @@ def test_no_timeout_is_shorter_than_the_longest_answer():
     assert EnvoySettings().drain_s > longest_s
 
 
-def test_only_repeatable_methods_are_repeated_once_begun():
-    resources = edge_resources(inputs(repeatable_methods=frozenset({MODELS})))
+def test_only_what_may_be_repeated_is_repeated_once_begun():
+    classes = {
+        "repeatable_methods": frozenset({MODELS}),
+        "joinable_methods": frozenset({COMPLETION}),
+    }
+    resources = edge_resources(inputs(**classes))
     by_path = {}
     for each in to_gateway(resources):
         path = each["match"].get("path") or each["match"]["prefix"]
         by_path[path] = each["route"]["retry_policy"]["retry_on"]
     assert by_path["/v1/models"] == RETRY_ON_REPEATABLE
-    assert by_path["/v1/chat/completions"] == RETRY_ON_NOT_BEGUN
+    assert by_path["/v1/chat/completions"] == RETRY_ON_JOINABLE
     assert by_path["/chatmesh.chat.v1.ChatService/Chat"] == RETRY_ON_NOT_BEGUN
     for begun in ("unavailable", "5xx", "gateway-error", "reset", "cancelled"):
         assert begun not in RETRY_ON_NOT_BEGUN.split(",")
+    # What a turn says that was stopped: to ask again would not change it.
+    assert "cancelled" not in RETRY_ON_JOINABLE.split(",")
+
+
+def test_turns_are_joinable_and_nothing_else_is():
+    """What begins a turn takes the id that admission gave it; only the edge may repeat it so."""
+    joinable = [
+        (method.name.rpartition("/")[2], method.callers)
+        for service in topology.load().services.values()
+        for method in service.methods
+        if method.retry == "joinable"
+    ]
+    assert joinable == [("CreateChatCompletion", ("edge",)), ("Chat", ("edge",))]
+
+
+def test_a_retry_goes_to_another_gateway_and_keeps_the_whole_body():
+    resources = edge_resources(inputs())
+    for each in to_gateway(resources):
+        policy = each["route"]["retry_policy"]
+        assert policy["num_retries"] == 2
+        assert "previous_hosts" in json.dumps(policy["retry_host_predicate"])
+    (host,) = resources[ROUTES]["edge"]["virtual_hosts"]
+    assert host["request_body_buffer_limit"] >= EdgeLimits().request_body_bytes_max
+
+
+def test_a_check_is_repeated_at_another_gateway_within_the_time_of_two():
+    service = filters(edge_resources(inputs()))["ext_authz"]["grpc_service"]
+    assert service["retry_policy"]["retry_on"] == RETRY_ON_REPEATABLE
+    assert "previous_hosts" in json.dumps(service["retry_policy"]["retry_host_predicate"])
+    try_s, all_s = (
+        float(text.rstrip("s"))
+        for text in (
+            service["retry_policy"]["retry_back_off"]["max_interval"],
+            service["timeout"],
+        )
+    )
+    assert all_s >= 2 * try_s
 
 
 def test_every_public_method_of_the_gateway_has_a_route_and_no_other():
@@ -253,6 +300,11 @@ def test_upstream_identity_is_checked_with_the_matcher_that_envoy_reads():
 def test_the_gateway_gets_more_streams_at_once_than_envoys_default():
     (threshold,) = UPSTREAM_CIRCUIT_BREAKERS["thresholds"]
     assert threshold["max_requests"] > EdgeLimits().connections_max
+
+
+def test_when_one_of_two_gateways_dies_all_that_it_had_may_begin_again():
+    (threshold,) = UPSTREAM_CIRCUIT_BREAKERS["thresholds"]
+    assert threshold["retry_budget"]["budget_percent"]["value"] >= 100
 
 
 def test_the_access_log_has_no_query_and_no_key():

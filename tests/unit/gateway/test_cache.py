@@ -5,7 +5,7 @@ import asyncio
 import grpc
 import pytest
 
-from gateway.admission.cache import Ages, YoungCache
+from gateway.admission.cache import Ages, FreshCache
 from mesh.chassis.errors import MeshError
 
 NO = MeshError(grpc.StatusCode.NOT_FOUND, "NO", "no such key")
@@ -21,7 +21,7 @@ class Source:
         self.answer: object = "one"
         self.questions = 0
         self.gate: asyncio.Event | None = None
-        self.cache = YoungCache(
+        self.cache = FreshCache(
             self.load, lambda error: error.reason == "NO", AGES, 3, lambda: self.now
         )
 

@@ -50,7 +50,7 @@ def parsed(stream: bytes) -> list[tuple[bytes, object]]:
 )
 def test_every_stream_is_server_sent_events_of_json(deltas, include_usage, name, fails):
     model = ModelInfo(name, 1, "fp")
-    started = Started("TURN", model, name, 0, 3, 1, include_usage)
+    started = Started("TURN", model, name, 0, choice_count=3, include_usage=include_usage)
     writer = ChunkWriter(started)
     logprobs = [Logprob("é".encode()[:1], -0.5)]
     events = [started, *(TextDelta(i, text, 1, logprobs if lp else ()) for i, text, lp in deltas)]

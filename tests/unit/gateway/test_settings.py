@@ -1,5 +1,7 @@
 """What the environment may say."""
 
+from pathlib import Path
+
 import pytest
 from pydantic import ValidationError
 
@@ -21,6 +23,14 @@ def test_the_environment_fills_every_part(monkeypatch):
     assert settings.default_model == "m"
     with pytest.raises(ValidationError):
         settings.redis_url = "x"
+
+
+@pytest.mark.parametrize(("value", "path"), [("p.yaml", Path("p.yaml")), ("", None)])
+def test_the_operators_prompts_are_a_file_or_none(monkeypatch, value, path):
+    monkeypatch.setenv("REDIS_URL", "redis://somewhere:1/0")
+    assert Settings().operator_prompts_file is None
+    monkeypatch.setenv("GATEWAY_OPERATOR_PROMPTS_FILE", value)
+    assert Settings().operator_prompts_file == path
 
 
 @pytest.mark.parametrize(

@@ -5,9 +5,9 @@ from collections.abc import Sequence as Ids
 
 import numpy as np
 
-from inference_svc.engine.answer import Answer
+from inference_svc.engine.answer import AnswerState
 from inference_svc.engine.protocol import EngineRequest, Sampling, StopRule
-from inference_svc.engine.torch.sampler import Ask, Outcome, sample_batch
+from inference_svc.engine.torch.sampler import Outcome, SamplingRequest, sample_batch
 from inference_svc.engine.torch.sequence import Sequence
 from inference_svc.engine.vocabulary import Vocabulary
 
@@ -30,12 +30,12 @@ def sequence(
         logprobs=logprobs,
         top_logprob_count=top_logprob_count,
     )
-    made = Sequence(request, Answer(request.stop, NO_WORDS), 0)
+    made = Sequence(request, AnswerState(request.stop, NO_WORDS), 0)
     made.token_ids.extend(array("i", output))
     return made
 
 
-def ask(rows: np.ndarray, *asks: Ask) -> list[Outcome]:
+def ask(rows: np.ndarray, *asks: SamplingRequest) -> list[Outcome]:
     greedy = np.nan_to_num(rows, nan=-np.inf).argmax(axis=1).astype(np.int32)
     return sample_batch(rows, greedy, list(asks))
 
@@ -43,6 +43,6 @@ def ask(rows: np.ndarray, *asks: Ask) -> list[Outcome]:
 def draw(row: Ids[float] | np.ndarray, of: Sequence | None = None, **sampling: object) -> int:
     """The next token behind one row of logits."""
     rows = np.array([row], np.float32)
-    outcome = ask(rows, Ask(of or sequence(**sampling), 0))[0]
+    outcome = ask(rows, SamplingRequest(of or sequence(**sampling), 0))[0]
     assert not outcome.error, outcome.error
     return outcome.token_ids[0]

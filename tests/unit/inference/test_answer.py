@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inference_svc.engine.answer import Answer
+from inference_svc.engine.answer import AnswerState
 from inference_svc.engine.protocol import FinishReason, StopRule
 from inference_svc.engine.vocabulary import Vocabulary
 
@@ -12,8 +12,8 @@ BYTES = Vocabulary([bytes([byte]) for byte in range(256)] + [b""], frozenset({25
 EOS = 256
 
 
-def run(data: bytes, rule: StopRule) -> tuple[str, Answer]:
-    answer = Answer(rule, BYTES)
+def run(data: bytes, rule: StopRule) -> tuple[str, AnswerState]:
+    answer = AnswerState(rule, BYTES)
     text = ""
     for token_id in data:
         text += answer.push(token_id)
@@ -35,7 +35,7 @@ def test_stop_string_over_many_tokens_is_cut_and_named() -> None:
 
 
 def test_a_start_that_leads_nowhere_is_released() -> None:
-    answer = Answer(rule("STOP"), BYTES)
+    answer = AnswerState(rule("STOP"), BYTES)
     pieces = [answer.push(byte) for byte in b"STOx"]
     assert pieces == ["", "", "", "STOx"]
 
@@ -47,7 +47,7 @@ def test_leftmost_stop_wins_and_the_longer_at_one_place() -> None:
 
 
 def test_end_of_sequence_releases_what_was_held() -> None:
-    answer = Answer(rule("STOP"), BYTES)
+    answer = AnswerState(rule("STOP"), BYTES)
     assert answer.push(ord("S")) == ""
     assert answer.push(EOS) == ""
     assert answer.finish is not None
@@ -63,7 +63,7 @@ def test_length_ends_and_half_a_character_is_shown_as_replacement() -> None:
 
 
 def test_replay_ends_at_once_when_the_answer_had_ended() -> None:
-    answer = Answer(rule("STOP", limit=3), BYTES)
+    answer = AnswerState(rule("STOP", limit=3), BYTES)
     answer.replay(b"abc")
     assert answer.finish is not None
     assert answer.finish.reason is FinishReason.LENGTH
@@ -72,16 +72,16 @@ def test_replay_ends_at_once_when_the_answer_had_ended() -> None:
 @pytest.mark.parametrize("cut", range(12))
 def test_continuation_stands_where_the_first_attempt_stood(cut: int) -> None:
     data = "añ STO STOP".encode()
-    first = Answer(rule("STOP"), BYTES)
+    first = AnswerState(rule("STOP"), BYTES)
     sent = "".join(first.push(byte) for byte in data[:cut])
-    second = Answer(rule("STOP"), BYTES)
+    second = AnswerState(rule("STOP"), BYTES)
     second.replay(data[:cut])
     rest = "" if second.finish else run_on(second, data[cut:])
     assert sent + rest == "añ STO "
     assert second.token_count == len(data)
 
 
-def run_on(answer: Answer, data: bytes) -> str:
+def run_on(answer: AnswerState, data: bytes) -> str:
     text = ""
     for byte in data:
         text += answer.push(byte)
@@ -97,13 +97,13 @@ def run_on(answer: Answer, data: bytes) -> str:
     cuts=st.lists(st.integers(1, 9), min_size=1),
 )
 def test_runs_of_any_size_say_the_same(data, stops, limit, cuts) -> None:
-    one = Answer(rule(*stops, limit=limit), BYTES)
+    one = AnswerState(rule(*stops, limit=limit), BYTES)
     alone = ""
     for token_id in data:
         if one.finish:
             break
         alone += one.push(token_id)
-    many = Answer(rule(*stops, limit=limit), BYTES)
+    many = AnswerState(rule(*stops, limit=limit), BYTES)
     text, taken, at = "", 0, 0
     while at < len(data) and many.finish is None:
         size = cuts[taken % len(cuts)]

@@ -2,7 +2,7 @@
 
 import pytest
 
-from inference_svc.engine.answer import Answer
+from inference_svc.engine.answer import AnswerState
 from inference_svc.engine.protocol import EngineRequest, StopRule
 from inference_svc.engine.torch.block_manager import BlockManager, prefix_hashes
 from inference_svc.engine.torch.plan import Plan
@@ -20,7 +20,7 @@ def sequence(
     rule = StopRule(limit)
     ids = [(number % 3) + i % 7 for i in range(prompt)]  # prompts that share prefixes
     request = EngineRequest(str(number), ids, rule, priority=priority, cache_salt=salt)
-    return Sequence(request, Answer(rule, VOCABULARY), number)
+    return Sequence(request, AnswerState(rule, VOCABULARY), number)
 
 
 def step(scheduler: Scheduler, now_s: float = 0.0) -> Plan:

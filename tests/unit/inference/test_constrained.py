@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from inference_svc.engine.protocol import BadFormatError, FormatKind, ResponseFormat
 from inference_svc.engine.torch import constrained
 from inference_svc.engine.torch.constrained import GrammarCompiler
-from inference_svc.engine.torch.sampler import Ask
+from inference_svc.engine.torch.sampler import SamplingRequest
 from tests.support.toy_folder import EOS, ids_of
 from tests.unit.inference.sampling import ask, sequence
 from tests.unit.inference.schemas import schemas
@@ -88,7 +88,7 @@ def write(
     while len(done) < len(logits):
         drafted = (draft(done) if draft else [])[: len(logits) - len(done) - 1]
         step = logits[len(done) : len(done) + 1 + len(drafted)]
-        outcome = ask(step, Ask(of, 0, drafted))[0]
+        outcome = ask(step, SamplingRequest(of, 0, drafted))[0]
         assert not outcome.error, outcome.error
         done += outcome.token_ids
         of.token_ids.extend(outcome.token_ids)
@@ -192,7 +192,7 @@ def test_a_continuation_stands_where_the_first_attempt_stood(model, toy, schema,
     rest = sequence((5,), whole[:cut], seed=seed)
     rest.constraint = grammar.constraint(whole[:cut])
     for at in range(cut, len(whole)):
-        outcome = ask(logits[at : at + 1], Ask(rest, 0))[0]
+        outcome = ask(logits[at : at + 1], SamplingRequest(rest, 0))[0]
         assert outcome.token_ids == [whole[at]]
         rest.token_ids.append(whole[at])
 
@@ -280,7 +280,7 @@ def test_a_grammar_that_explodes_fails_its_own_request(model, monkeypatch) -> No
     of, other = sequence((5,)), sequence((5,))
     of.constraint = grammar.constraint()
     for seed in range(TOKEN_COUNT_MAX):
-        failed, fine = ask(rows(model, seed, 2), Ask(of, 0), Ask(other, 1))
+        failed, fine = ask(rows(model, seed, 2), SamplingRequest(of, 0), SamplingRequest(other, 1))
         assert not fine.error
         if failed.error:
             break

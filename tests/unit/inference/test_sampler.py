@@ -14,7 +14,7 @@ from inference_svc.engine.torch import sampler
 from inference_svc.engine.torch.kept import kept
 from inference_svc.engine.torch.penalties import History, adjust
 from inference_svc.engine.torch.race import exponentials, keys_of, race
-from inference_svc.engine.torch.sampler import Ask
+from inference_svc.engine.torch.sampler import SamplingRequest
 from tests.unit.inference.sampling import ask, draw, sequence
 
 WIDTH = 300  # more than two blocks of the tail
@@ -194,10 +194,10 @@ def test_a_row_is_drawn_alike_alone_and_in_any_mix(rows, shape, nan_row) -> None
     for kind, output, drafts in rows:
         asks.append((kind, output, first, generator.integers(0, WIDTH, drafts).tolist()))
         first += 1 + drafts
-    mixed = ask(logits, *(Ask(sequence((1, 2), o, **k), at, d) for k, o, at, d in asks))
+    mixed = ask(logits, *(SamplingRequest(sequence((1, 2), o, **k), at, d) for k, o, at, d in asks))
     for outcome, (kind, output, at, draft) in zip(mixed, asks, strict=True):
         own = logits[at : at + 1 + len(draft)].copy()
-        alone = ask(own, Ask(sequence((1, 2), output, **kind), 0, draft))[0]
+        alone = ask(own, SamplingRequest(sequence((1, 2), output, **kind), 0, draft))[0]
         assert alone == outcome
         if not np.isnan(own).any():
             assert not outcome.error
@@ -209,7 +209,9 @@ def test_a_row_is_drawn_alike_alone_and_in_any_mix(rows, shape, nan_row) -> None
 
 def test_rows_are_drawn_alike_whatever_is_worked_on_at_once(monkeypatch) -> None:
     logits = np.random.default_rng(7).normal(0, 3, (11, 1000)).astype(np.float32)
-    asks = [Ask(sequence(temperature=0.3 + row / 10, seed=row), row) for row in range(11)]
+    asks = [
+        SamplingRequest(sequence(temperature=0.3 + row / 10, seed=row), row) for row in range(11)
+    ]
     whole = ask(logits, *asks)
     for size in (1, 3000, 4500):
         monkeypatch.setattr(sampler, "SLAB_SIZE", size)
@@ -224,7 +226,7 @@ def test_drafts_change_nothing(kind, seed, wrong) -> None:
     slow = sequence((1, 2), (9,), **kind)
     expected, entries = [], []
     for row in range(4):
-        outcome = ask(logits[row : row + 1], Ask(slow, 0))[0]
+        outcome = ask(logits[row : row + 1], SamplingRequest(slow, 0))[0]
         expected += outcome.token_ids
         entries += outcome.logprobs
         slow.token_ids.append(outcome.token_ids[0])
@@ -232,14 +234,16 @@ def test_drafts_change_nothing(kind, seed, wrong) -> None:
     if wrong < 3:
         draft[wrong] = (draft[wrong] + 1) % WIDTH
     quick = sequence((1, 2), (9,), **kind)
-    outcome = ask(logits, Ask(quick, 0, draft))[0]
+    outcome = ask(logits, SamplingRequest(quick, 0, draft))[0]
     right = min(wrong, 3) + 1
     assert outcome.token_ids == expected[:right]
     assert outcome.logprobs == entries[:right]
     # Behind the accepted ones both sequences stand at the same place.
     quick.token_ids.extend(outcome.token_ids)
     if right == 4:
-        assert ask(logits[:1], Ask(quick, 0)) == ask(logits[:1], Ask(slow, 0))
+        assert ask(logits[:1], SamplingRequest(quick, 0)) == ask(
+            logits[:1], SamplingRequest(slow, 0)
+        )
 
 
 def test_penalties_are_counted_as_they_come() -> None:
@@ -281,14 +285,14 @@ def test_log_probabilities_are_of_the_plain_logits() -> None:
     row = np.random.default_rng(2).normal(0, 3, WIDTH).astype(np.float32)
     expected = np.log(softmax(row))
     one = sequence(logprobs=True, top_logprob_count=20, temperature=0.0, logit_bias={5: 50.0})
-    outcome = ask(row[None], Ask(one, 0))[0]
+    outcome = ask(row[None], SamplingRequest(one, 0))[0]
     entry = outcome.logprobs[0]
     assert entry.chosen == (5, pytest.approx(expected[5], abs=1e-5))
     best = sorted(range(WIDTH), key=lambda i: (-row[i], i))[:20]
     assert [i for i, _ in entry.top] == best
     assert [value for _, value in entry.top] == pytest.approx(expected[best], abs=1e-5)
     only = sequence(logprobs=True)
-    assert ask(row[None], Ask(only, 0))[0].logprobs[0].top == ()
+    assert ask(row[None], SamplingRequest(only, 0))[0].logprobs[0].top == ()
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
@@ -296,6 +300,6 @@ def test_log_probabilities_are_of_the_plain_logits() -> None:
 def test_no_number_fails_its_own_sequence_only(bad, kind) -> None:
     rows = np.zeros((3, 8), np.float32)
     rows[1, 3] = bad
-    outcomes = ask(rows, *(Ask(sequence(**kind), row) for row in range(3)))
+    outcomes = ask(rows, *(SamplingRequest(sequence(**kind), row) for row in range(3)))
     assert [bool(outcome.error) for outcome in outcomes] == [False, True, False]
     assert outcomes[1].token_ids == []

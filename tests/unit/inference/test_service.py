@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import grpc
@@ -11,11 +10,8 @@ import pytest
 import redis.asyncio as redis
 
 from chatmesh.billing.v1 import billing_pb2
+from chatmesh.content.v1 import content_pb2
 from chatmesh.inference.v1 import inference_pb2
-from chatmesh.inference.v1.inference_pb2_grpc import (
-    InferenceServiceStub,
-    add_InferenceServiceServicer_to_server,
-)
 from inference_svc.engine.protocol import (
     BadFormatError,
     DeadlineUnreachableError,
@@ -26,49 +22,24 @@ from inference_svc.engine.protocol import (
 )
 from inference_svc.engine.simulated import AnswerLength, SimulatedEngine, Timing
 from inference_svc.engine.stream import TokenStream
-from inference_svc.generations import Generations
 from inference_svc.model_folder import ModelFolder
-from inference_svc.service import InferenceService
-from inference_svc.spool import Spool
-from inference_svc.usage import UsageRim, connect
-from mesh.chassis import deadlines
 from mesh.chassis.errors import MeshError
-from mesh.chassis.server import ErrorInterceptor
-from tests.support.loopback import loopback
-
-TURN = "01J00000000000000000000000"
-DEADLINE_S = 10
-
-
-class AdmitsWithDeadline(ErrorInterceptor):
-    """As the chassis does in the mesh."""
-
-    async def admit(self, method: str, context) -> None:
-        deadlines.enter(context.time_remaining())
-
-
-@dataclass
-class NodeUnderTest:
-    stub: InferenceServiceStub
-    engine: SimulatedEngine
-    usage: UsageRim
-    generations: Generations
-    stopping: asyncio.Event
-
-    def request(self, **fields: object) -> inference_pb2.GenerateRequest:
-        base: dict = {"turn_id": TURN, "model": "toy", "prompt_token_ids": range(2, 42)}
-        base |= {"max_tokens": 20, "cache_salt": "tenant"}
-        return inference_pb2.GenerateRequest(**(base | fields))
-
-    async def generate(self, **fields: object) -> list[inference_pb2.GenerateResponse]:
-        return [m async for m in self.stub.Generate(self.request(**fields), timeout=DEADLINE_S)]
+from tests.support.inference_node import (
+    DEADLINE_S,
+    NO_REDIS,
+    TURN,
+    NodeUnderTest,
+    output_ids,
+    serving,
+    text_of,
+)
 
 
 @contextlib.asynccontextmanager
 async def running(
     model: ModelFolder,
     tmp_path: Path,
-    redis_url: str = "redis://127.0.0.1:1/0",
+    redis_url: str = NO_REDIS,
     *,
     timing: Timing | None = None,
     engine_type: type[SimulatedEngine] = SimulatedEngine,
@@ -82,25 +53,8 @@ async def running(
         length=AnswerLength(12, 18),
         **limits,
     )
-    await engine.start()
-    usage = UsageRim(
-        connect(redis_url, 1.0),
-        Spool(tmp_path / "usage.spool", 1 << 20),
-        flush_interval_s=0.05,
-        pending_event_count_max=1000,
-    )
-    usage.start()
-    generations, stopping = Generations(engine, usage), asyncio.Event()
-    service = InferenceService(
-        "inference-1", model, engine, generations, flush_window_s=0.025, stopping=stopping
-    )
-    registration = (add_InferenceServiceServicer_to_server, service)
-    async with loopback([registration], AdmitsWithDeadline()) as channel:
-        yield NodeUnderTest(InferenceServiceStub(channel), engine, usage, generations, stopping)
-        stopping.set()
-    await engine.stop()
-    await generations.idle()
-    await usage.stop()
+    async with serving(model, engine, tmp_path, redis_url) as node:
+        yield node
 
 
 async def failure(call: AsyncIterator) -> MeshError:
@@ -108,14 +62,6 @@ async def failure(call: AsyncIterator) -> MeshError:
         async for _ in call:
             pass
     return MeshError.from_rpc(caught.value)
-
-
-def output_ids(messages: list[inference_pb2.GenerateResponse]) -> list[int]:
-    return [i for m in messages if m.HasField("tokens") for i in m.tokens.token_ids]
-
-
-def text_of(messages: list[inference_pb2.GenerateResponse]) -> str:
-    return "".join(m.tokens.text + m.finished.text for m in messages)
 
 
 async def usage_events(url: str) -> list[billing_pb2.UsageEvent]:
@@ -148,7 +94,7 @@ async def test_stream_has_started_tokens_finished(model, tmp_path) -> None:
     assert (kinds[0], set(kinds[1:-1]), kinds[-1]) == ("started", {"tokens"}, "finished")
     assert messages[0].started.instance == "inference-1"
     finished = messages[-1].finished
-    assert finished.finish_reason == inference_pb2.FINISH_REASON_STOP
+    assert finished.finish_reason == content_pb2.FINISH_REASON_STOP
     assert finished.usage.output_token_count == len(output_ids(messages))
     assert finished.usage.prompt_token_count == 40
     assert text_of(messages) == model.vocabulary.join(output_ids(messages)).decode()
@@ -158,7 +104,7 @@ async def test_max_tokens_ends_with_length(model, tmp_path) -> None:
     async with running(model, tmp_path) as node:
         messages = await node.generate(max_tokens=5)
     assert len(output_ids(messages)) == 5
-    assert messages[-1].finished.finish_reason == inference_pb2.FINISH_REASON_LENGTH
+    assert messages[-1].finished.finish_reason == content_pb2.FINISH_REASON_LENGTH
 
 
 async def test_ignore_eos_runs_to_max_tokens(model, tmp_path) -> None:
@@ -183,7 +129,7 @@ async def test_continuation_of_a_finished_answer_ends_at_once(model, tmp_path) -
         ids = output_ids(await node.generate())
         rest = await node.generate(attempt=1, emitted_token_ids=ids)
     assert [m.WhichOneof("event") for m in rest] == ["started", "finished"]
-    assert rest[-1].finished.finish_reason == inference_pb2.FINISH_REASON_STOP
+    assert rest[-1].finished.finish_reason == content_pb2.FINISH_REASON_STOP
 
 
 async def test_stop_string_cuts_the_text(model, tmp_path) -> None:
@@ -205,29 +151,30 @@ async def test_logprobs_are_reported_when_asked(model, tmp_path) -> None:
 BAD = {
     "turn_id": {"turn_id": ""},
     "choice_index": {"choice_index": 4},
+    "step": {"step": 128},
     "prompt_token_ids": {"prompt_token_ids": [2, 9999]},
     "max_tokens": {"max_tokens": 0},
     "emitted_token_ids": {"emitted_token_ids": range(2, 40)},
     "top_logprobs": {"top_logprobs": 21},
     "cache_salt": {"cache_salt": "x" * 257},
-    "response_format": {"response_format": inference_pb2.ResponseFormat(json_object=True)},
+    "response_format": {"response_format": content_pb2.ResponseFormat(json_object=True)},
     "response_format.json_schema": {
-        "response_format": inference_pb2.ResponseFormat(json_schema="x" * 65_537)
+        "response_format": content_pb2.ResponseFormat(json_schema="x" * 65_537)
     },
-    "response_format.regex": {"response_format": inference_pb2.ResponseFormat(regex="x" * 4097)},
+    "response_format.regex": {"response_format": content_pb2.ResponseFormat(regex="x" * 4097)},
     "response_format.choice": {
-        "response_format": inference_pb2.ResponseFormat(choice=inference_pb2.Choice())
+        "response_format": content_pb2.ResponseFormat(choice=content_pb2.ChoiceList())
     },
     "stop.ignore_eos": {
-        "response_format": inference_pb2.ResponseFormat(json_object=True),
+        "response_format": content_pb2.ResponseFormat(json_object=True),
         "stop": inference_pb2.StopConditions(ignore_eos=True),
     },
     "stop.strings": {"stop": inference_pb2.StopConditions(strings=[""])},
     "stop.token_ids": {"stop": inference_pb2.StopConditions(token_ids=[9999])},
-    "sampling.temperature": {"sampling": inference_pb2.SamplingParams(temperature=float("nan"))},
-    "sampling.top_p": {"sampling": inference_pb2.SamplingParams(top_p=0)},
-    "sampling.top_k": {"sampling": inference_pb2.SamplingParams(top_k=9999)},
-    "sampling.logit_bias": {"sampling": inference_pb2.SamplingParams(logit_bias={3: 101})},
+    "sampling.temperature": {"sampling": content_pb2.Sampling(temperature=float("nan"))},
+    "sampling.top_p": {"sampling": content_pb2.Sampling(top_p=0)},
+    "sampling.top_k": {"sampling": content_pb2.Sampling(top_k=9999)},
+    "sampling.logit_bias": {"sampling": content_pb2.Sampling(logit_bias={3: 101})},
 }
 
 
@@ -272,7 +219,7 @@ FORMATS = {
     "schema": ({"json_schema": "{}"}, ResponseFormat(FormatKind.JSON_SCHEMA, "{}")),
     "regex": ({"regex": "a+"}, ResponseFormat(FormatKind.REGEX, "a+")),
     "choice": (
-        {"choice": inference_pb2.Choice(texts=["a", "b"])},
+        {"choice": content_pb2.ChoiceList(texts=["a", "b"])},
         ResponseFormat(FormatKind.CHOICE, choices=("a", "b")),
     ),
 }
@@ -282,7 +229,7 @@ FORMATS = {
 async def test_a_format_reaches_the_engine_and_its_fault_the_caller(model, tmp_path, kind) -> None:
     fields, expected = FORMATS[kind]
     async with running(model, tmp_path, engine_type=AskedEngine) as node:
-        wanted = inference_pb2.ResponseFormat(**fields)
+        wanted = content_pb2.ResponseFormat(**fields)
         error = await failure(
             node.stub.Generate(node.request(response_format=wanted), timeout=DEADLINE_S)
         )
@@ -377,6 +324,9 @@ async def test_list_models(model, tmp_path) -> None:
         (found,) = (await node.stub.ListModels(inference_pb2.ListModelsRequest())).models
     assert (found.id, found.context_token_count_max) == ("toy", 512)
     assert (found.engine, found.tokenizer_digest) == ("simulated", model.vocabulary.digest)
+    assert (found.draws_by_position, found.weights_digest) == (True, "")
+    assert found.precision == node.engine.precision
+    assert found.precision.startswith("script 12-18 ")
 
 
 async def test_watch_load_reports_at_once_and_on_change(model, tmp_path) -> None:
@@ -411,6 +361,24 @@ async def test_usage_of_a_finished_answer(model, tmp_path, redis_url) -> None:
     ]
     assert {(e.turn_id, e.model, e.instance) for e in events} == {(TURN, "toy", "inference-1")}
     assert [e.attempt for e in events] == [0, 0, 1, 1, 1, 0]
+
+
+async def test_a_further_step_is_metered_as_its_own_and_draws_its_own_tokens(
+    model, tmp_path, redis_url
+) -> None:
+    async with running(model, tmp_path, redis_url) as node:
+        first, further, again = [
+            output_ids(await node.generate(step=step, max_tokens=3)) for step in (0, 2, 2)
+        ]
+    assert further == again
+    assert further != first
+    events = await usage_events(redis_url)
+    assert {
+        (e.step, e.end_position) for e in events if e.kind == billing_pb2.USAGE_KIND_OUTPUT
+    } == {
+        (0, 3),
+        (2, 3),
+    }
 
 
 async def test_usage_of_a_cancelled_answer_is_what_was_generated(

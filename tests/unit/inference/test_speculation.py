@@ -14,7 +14,7 @@ from inference_svc.engine.protocol import EngineError, FormatKind, ResponseForma
 from inference_svc.engine.torch.constrained import GrammarCompiler
 from inference_svc.engine.torch.draft_model import PREFILL_TOKEN_COUNT_MAX, DraftModel, _Shadow
 from inference_svc.engine.torch.lookup import GRAM_SIZES, PromptLookup, SuffixIndex
-from inference_svc.engine.torch.sampler import Ask, sample_batch
+from inference_svc.engine.torch.sampler import SamplingRequest, sample_batch
 from inference_svc.engine.torch.speculation import (
     REST_TOKEN_COUNT_MAX,
     REST_TOKEN_COUNT_MIN,
@@ -31,8 +31,8 @@ from tests.unit.inference.test_sampler import chi_square
 ROOMY = Limits(400, 200, 16)
 
 
-class Told:
-    """A source that says what it is told to."""
+class Scripted:
+    """A source that says what its script has."""
 
     def __init__(self, *tokens: int, fails: bool = False) -> None:
         self.tokens, self.fails = tokens, fails
@@ -133,7 +133,7 @@ def test_bad_guesses_stop_for_longer_and_longer_and_are_tried_again() -> None:
 
 
 def test_nobody_drafts_in_a_large_batch() -> None:
-    source = Told(1, 2, 3)
+    source = Scripted(1, 2, 3)
     speculator = Speculator(source, length_max=4, batch_max=2)
     asks = [(sequence(), 9) for _ in range(3)]
     assert speculator.propose(asks) == [[], [], []]
@@ -143,7 +143,7 @@ def test_nobody_drafts_in_a_large_batch() -> None:
 
 
 def test_a_source_that_fails_is_left_alone() -> None:
-    source = Told(1, fails=True)
+    source = Scripted(1, fails=True)
     speculator = Speculator(source, length_max=4, batch_max=2)
     of = sequence()
     for _ in range(3):
@@ -152,7 +152,7 @@ def test_a_source_that_fails_is_left_alone() -> None:
 
 
 def test_a_sequence_rests_alone() -> None:
-    speculator = Speculator(Told(1, 2, 3, 4), length_max=4, batch_max=2)
+    speculator = Speculator(Scripted(1, 2, 3, 4), length_max=4, batch_max=2)
     bad, good = sequence(), sequence()
     for _ in range(12):
         for of, accepted in ((bad, 0), (good, 1)):
@@ -171,7 +171,7 @@ def test_a_grammar_drafts_what_it_forces_and_cuts_what_it_forbids(model) -> None
     of = sequence((5,))
     wanted = ResponseFormat(FormatKind.CHOICE, choices=("xyz river", "xyz mill"))
     of.constraint = compiler.compile(wanted).constraint()
-    speculator = Speculator(Told(5, 6), length_max=2, batch_max=2)
+    speculator = Speculator(Scripted(5, 6), length_max=2, batch_max=2)
     forced = speculator.propose([(of, 99)])[0]
     assert b"xyz ".startswith(model.vocabulary.join(forced))
     assert len(forced) >= 2
@@ -302,7 +302,7 @@ def test_the_distribution_is_the_models_own() -> None:
         drafts = drafts_of(other, going, 3)
         rows, asks = [], []
         for of, draft in zip(going, drafts, strict=True):
-            asks.append(Ask(of, len(rows), draft))
+            asks.append(SamplingRequest(of, len(rows), draft))
             rows += [target[token] for token in (of.token_ids[-1], *draft)]
         logits = np.array(rows)
         outcomes = sample_batch(logits, logits.argmax(1).astype(np.int32), asks)
@@ -328,7 +328,7 @@ def drafts_of(model: np.ndarray, sequences, count: int) -> list[list[int]]:
     shadows = [sequence((2,), of.token_ids[1:], seed=of.request.sampling.seed) for of in sequences]
     for _ in range(count):
         logits = np.array([model[shadow.token_ids[-1]] for shadow in shadows])
-        asks = [Ask(shadow, row) for row, shadow in enumerate(shadows)]
+        asks = [SamplingRequest(shadow, row) for row, shadow in enumerate(shadows)]
         outcomes = sample_batch(logits, logits.argmax(1).astype(np.int32), asks)
         for draft, shadow, outcome in zip(drafts, shadows, outcomes, strict=True):
             draft += outcome.token_ids

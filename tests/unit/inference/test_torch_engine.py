@@ -361,7 +361,7 @@ async def test_a_transcript_is_written_for_its_owner_only_and_replays(llama, tmp
 
 async def test_a_transcript_ends_at_its_size(llama, tmp_path, monkeypatch) -> None:
     file = tmp_path / "transcript.jsonl"
-    monkeypatch.setattr("inference_svc.engine.torch.engine.TRANSCRIPT_BYTES_MAX", 2000)
+    monkeypatch.setattr("inference_svc.engine.torch.transcript.TRANSCRIPT_BYTES_MAX", 2000)
     async with running(llama, transcript_file=file) as engine:
         await together(engine, [request(n) for n in range(5)])
     assert 1000 < file.stat().st_size <= 2000

@@ -10,10 +10,11 @@ import pytest
 import redis.asyncio as redis
 
 from chatmesh.billing.v1 import billing_pb2
-from inference_svc.engine.stream import Counts
+from inference_svc.engine.stream import GeneratedCounts
 from inference_svc.spool import Spool
-from inference_svc.usage import Meter, MeterLabel, UsageRim, connect
+from inference_svc.usage import Meter, MeterLabel, UsageReporter
 from mesh import stores
+from mesh.chassis.redis_client import connect
 
 DEADLINE_S = 20
 LABEL = MeterLabel("turn", 0, 0, "toy", "inference-1")
@@ -29,7 +30,7 @@ def ranges(events) -> list[tuple[str, int, int]]:
 
 
 def test_meter_reports_each_position_once() -> None:
-    counts = Counts()
+    counts = GeneratedCounts()
     meter = Meter(LABEL, counts)
     assert meter.events(0.0) == []
     counts.cached, counts.prefilled = 32, 32
@@ -44,11 +45,11 @@ def test_meter_reports_each_position_once() -> None:
 
 
 def test_meter_of_a_continuation_and_of_a_further_answer() -> None:
-    counts = Counts(output=7)
+    counts = GeneratedCounts(output=7)
     continued = Meter(MeterLabel("turn", 1, 0, "toy", "x"), counts)
     counts.prefilled, counts.output = 10, 9
     assert ranges(continued.events(0.0)) == [("in", 0, 10), ("out", 7, 9)]
-    further = Meter(MeterLabel("turn", 0, 2, "toy", "x"), Counts(prefilled=10, output=0))
+    further = Meter(MeterLabel("turn", 0, 2, "toy", "x"), GeneratedCounts(prefilled=10, output=0))
     assert further.events(0.0) == []  # the prompt is reported by the first answer
 
 
@@ -111,11 +112,15 @@ async def test_redis_goes_and_comes_back(tmp_path: Path) -> None:
     server = await asyncio.to_thread(start, process, tmp_path / "log")
     await process.ready()
     spool = WatchedSpool(tmp_path / "spool", 1 << 20)
-    usage = UsageRim(
-        connect(process.url, 1.0), spool, flush_interval_s=0.05, pending_event_count_max=100
+    usage = UsageReporter(
+        connect(process.url, name="test"),
+        spool,
+        redis_timeout_s=1.0,
+        flush_interval_s=0.05,
+        pending_event_count_max=100,
     )
     usage.start()
-    counts = Counts()
+    counts = GeneratedCounts()
     meter = usage.open(LABEL, counts)
     try:
         counts.output = 3
@@ -138,13 +143,14 @@ async def test_redis_goes_and_comes_back(tmp_path: Path) -> None:
 
 
 async def test_a_disk_that_refuses_keeps_events_and_stops_admission(tmp_path: Path) -> None:
-    usage = UsageRim(
-        connect(f"redis://127.0.0.1:{free_port()}/0", 0.5),
+    usage = UsageReporter(
+        connect(f"redis://127.0.0.1:{free_port()}/0", name="test"),
         Spool(tmp_path / "missing-folder" / "spool", 1 << 20),
+        redis_timeout_s=1.0,
         flush_interval_s=0.05,
         pending_event_count_max=1,
     )
-    meter = usage.open(LABEL, Counts(output=0))
+    meter = usage.open(LABEL, GeneratedCounts(output=0))
     meter._counts.output = 2
     usage.close(meter)
     await usage._flush()
@@ -157,17 +163,29 @@ async def test_a_disk_that_refuses_keeps_events_and_stops_admission(tmp_path: Pa
 
 @pytest.mark.parametrize("count", [1, 1201])
 async def test_many_events_are_sent_in_order(tmp_path: Path, redis_url: str, count: int) -> None:
-    usage = UsageRim(
-        connect(redis_url, 1.0),
+    usage = UsageReporter(
+        connect(redis_url, name="test"),
         Spool(tmp_path / "spool", 1 << 20),
+        redis_timeout_s=1.0,
         flush_interval_s=1,
         pending_event_count_max=10_000,
     )
     for number in range(count):
-        counts = Counts(output=number)
+        counts = GeneratedCounts(output=number)
         meter = usage.open(LABEL, counts)
         counts.output += 1
         usage.close(meter)
     await usage.stop()
     events = await wait_for_events(redis_url, count)
     assert [e.first_position for e in events] == list(range(count))
+
+
+def test_every_event_carries_its_step() -> None:
+    counts = GeneratedCounts(cached=2, prefilled=5, output=0)
+    meter = Meter(MeterLabel("turn", 0, 0, "toy", "x", step=3), counts)
+    counts.output = 4
+    assert [(e.step, e.first_position, e.end_position) for e in meter.events(0.0)] == [
+        (3, 0, 2),
+        (3, 2, 5),
+        (3, 0, 4),
+    ]

@@ -10,7 +10,7 @@ import time
 import psutil
 import pytest
 
-from mesh.supervisor import Launch, Process, Supervisor, tied
+from mesh.supervisor import Launch, Process, Supervisor, next_delay_s, tied
 
 SLEEPER = [sys.executable, "-c", "import time; time.sleep(60)"]
 
@@ -46,6 +46,13 @@ async def test_a_killed_process_is_started_again(supervisor, tmp_path):
     assert [(row["name"], row["pid"], row["restarts"]) for row in table] == [("one", one.pid, 1)]
     await supervisor.stop(["one"], 5)
     assert not psutil.pid_exists(one.pid) or one.pid == 0
+
+
+def test_the_first_start_again_is_at_once_and_later_ones_ever_slower():
+    delays_s = [0.0]
+    while len(delays_s) < 9:
+        delays_s.append(next_delay_s(delays_s[-1]))
+    assert delays_s == [0.0, 0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 5.0, 5.0]
 
 
 async def test_one_that_ignores_the_signal_is_killed(supervisor, tmp_path):

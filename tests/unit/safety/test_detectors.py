@@ -5,10 +5,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from chatmesh.safety.v1 import safety_pb2 as pb
+from mesh.chassis.checked_yaml import YamlError
 from safety_svc.detectors import cards, rulebook, secrets
 from safety_svc.detectors.base import Audience, Category, Context, RuleDetector
 from safety_svc.detectors.normalise import normalise
-from safety_svc.document import DocumentError
 from tests.unit.safety.samples import HARMFUL, HARMLESS
 from tests.unit.safety.scanning import DETECTORS, cut, feed_all, found
 
@@ -158,5 +158,7 @@ def test_categories_are_those_of_the_contract() -> None:
 def test_a_damaged_rulebook_names_its_line() -> None:
     rules = rulebook.RULES.read_text(encoding="utf-8")
     text = rules.replace("sequence: [ask, crime]", "sequence: [ask, krime]")
-    with pytest.raises(DocumentError, match=r"rules\.yaml:\d+: sequence is krime; use one of"):
+    with pytest.raises(
+        YamlError, match=r"rules\.yaml:\d+: patterns\.sequence: is krime; must be one of"
+    ):
         rulebook.read(text, "rules.yaml")

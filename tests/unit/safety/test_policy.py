@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
+from mesh.chassis.checked_yaml import YamlError
 from mesh.chassis.errors import MeshError
 from safety_svc.detectors.base import Category, Finding
-from safety_svc.document import DocumentError
 from safety_svc.policy import Action, Direction, Failure, Judgement, Quoting
 from safety_svc.policy_file import read
 from safety_svc.policy_source import PolicySource
@@ -72,18 +72,23 @@ def test_the_strongest_action_decides() -> None:
             "window_token_count: 8",
             "window_token_count: 0",
             5,
-            "window_token_count is 0; write 1 to",
+            "base.window_token_count: must be a whole number; write 1 to",
         ),
         ("window_token_count: 8", "window_token_count: x", 5, "must be a whole number"),
-        ("  window_token_count: 8\n", "", 5, "base lacks window_token_count"),
-        ("violence: {flag", "voilence: {flag", 7, "unknown key voilence under prompt"),
+        ("  window_token_count: 8\n", "", 4, "base: window_token_count is missing; add it"),
+        (
+            "violence: {flag",
+            "voilence: {flag",
+            7,
+            "base.prompt.voilence: unknown key; did you mean violence?",
+        ),
         ("flag: 0.3", "flag: 0.9", 7, "flag needs a lower score than block"),
-        ("flag: 0.3", "flag: 1.3", 7, "flag is 1.3"),
-        ("flag: 0.3", "flagg: 0.3", 7, "unknown key flagg"),
-        ("{flag: 0.3, block: 0.8}", "stop", 7, "violence is stop; use one of"),
-        ("reply: {}", "reply: []", 8, "reply must be a mapping"),
-        ("closed", "sometimes", 6, "audit_failure is sometimes"),
-        ("message: no", "version: 2", 3, "version stands twice"),
+        ("flag: 0.3", "flag: 1.3", 7, "base.prompt.violence.flag: must be a number"),
+        ("flag: 0.3", "flagg: 0.3", 7, "violence.flagg: unknown key; did you mean flag?"),
+        ("{flag: 0.3, block: 0.8}", "stop", 7, "base.prompt.violence: is stop; must be one of"),
+        ("reply: {}", "reply: []", 8, "base.reply: must be a mapping"),
+        ("closed", "sometimes", 6, "base.audit_failure: is sometimes; must be one of"),
+        ("message: no", "version: 2", 3, "version: stands here twice"),
         ("reply: {}", "reply: {", 9, "mend the indentation"),
     ],
 )
@@ -91,7 +96,7 @@ def test_a_bad_policy_names_file_line_and_remedy(
     old: str, new: str, line: int, problem: str
 ) -> None:
     assert old in MINIMAL
-    with pytest.raises(DocumentError) as caught:
+    with pytest.raises(YamlError) as caught:
         read(MINIMAL.replace(old, new), "p.yaml")
     assert str(caught.value).startswith(f"p.yaml:{line}: ")
     assert problem in str(caught.value)
@@ -99,9 +104,9 @@ def test_a_bad_policy_names_file_line_and_remedy(
 
 
 def test_a_bad_country_and_an_empty_document_are_refused() -> None:
-    with pytest.raises(DocumentError, match="germany is no country"):
+    with pytest.raises(YamlError, match=r"jurisdictions\.germany: is no country"):
         read(MINIMAL + "jurisdictions: {germany: {}}\n", "p.yaml")
-    with pytest.raises(DocumentError, match="empty"):
+    with pytest.raises(YamlError, match="empty"):
         read("# nothing\n", "p.yaml")
 
 
@@ -196,15 +201,19 @@ def test_texts_for_people_are_templates() -> None:
     [
         ("replacement: '{kind}'", 9, "unknown placeholder {kind}; use {type}"),
         ("replacement: '{'", 9, "a brace stands alone"),
-        ("accounts: {'a b': {}}", 9, "a b is no account id"),
-        ("allow: [x, {}]", 9, "allow must be a text"),
-        ("tiers: {free: {mode: maybe}}", 9, "mode is maybe; use one of enforce, shadow"),
-        ("tiers: {free: {shadow: {output: {}}}}", 9, "unknown key output under shadow"),
-        ("tiers: {free: {reply: {email: flag}}}", 9, "unknown key email under reply"),
+        ("accounts: {'a b': {}}", 9, "accounts.a b: is no account id"),
+        ("allow: [x, {}]", 9, "allow: must be a text"),
+        (
+            "tiers: {free: {mode: maybe}}",
+            9,
+            "tiers.free.mode: is maybe; must be one of: enforce, shadow",
+        ),
+        ("tiers: {free: {shadow: {output: {}}}}", 9, "tiers.free.shadow.output: unknown key"),
+        ("tiers: {free: {reply: {email: flag}}}", 9, "tiers.free.reply.email: unknown key"),
     ],
 )
 def test_a_bad_override_names_its_line(more: str, line: int, problem: str) -> None:
-    with pytest.raises(DocumentError) as caught:
+    with pytest.raises(YamlError) as caught:
         read(MINIMAL + more + "\n", "p.yaml")
     assert str(caught.value).startswith(f"p.yaml:{line}: ")
     assert problem in str(caught.value)

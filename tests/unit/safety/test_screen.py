@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from safety_svc import policy_file
 from safety_svc.detectors.base import Audience, Category, Finding
 from safety_svc.detectors.rulebook import Detectors, house_rules
-from safety_svc.detectors.windowed import SPACE_REACH, STRIDE_LENGTH_MIN, Look
+from safety_svc.detectors.windowed import SPACE_REACH, STRIDE_LENGTH_MIN, TextWindow
 from safety_svc.detectors.words import FREE_LENGTH
 from safety_svc.masking import Mask, masked, merged
 from safety_svc.policy import Action, Direction, Policy
@@ -247,7 +247,7 @@ def test_a_caller_that_cannot_mask_gets_the_rest_at_the_end() -> None:
     assert last.masks == (Mask(5, 21, "card_number"),)
 
 
-def spots_bad(look: Look) -> list[Finding]:
+def spots_bad(look: TextWindow) -> list[Finding]:
     """A small trained-like judge: finds the word BAD, somewhere in what it reads."""
     if "BAD" not in look.text:
         return []
@@ -317,7 +317,7 @@ def test_at_most_the_window_leaves_before_the_classifier_has_read_it() -> None:
     screener = ReplyScreener(regime, [], stride_min=STRIDE_LENGTH_MIN)
     words = ["word "] * 60
     offsets = [0]
-    looks: list[Look] = []
+    looks: list[TextWindow] = []
     for word in words:
         outcome = screener.delta(word, 1)
         looks += screener.looks()

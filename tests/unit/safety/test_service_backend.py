@@ -9,6 +9,7 @@ import grpc
 import pytest
 from prometheus_client import REGISTRY
 
+from chatmesh.content.v1 import content_pb2
 from chatmesh.safety.v1 import safety_pb2 as pb
 from safety_svc.backends.base import Backend, BackendError
 from safety_svc.backends.threads import ThreadBackend
@@ -212,7 +213,7 @@ async def test_the_audit_holds_shadow_and_quotation_when_the_policy_says_so(tmp_
         await reply(served, start(), delta("You are jo@example.com, "), delta("hello."), END)
         other = pb.Subject(turn_id="t", account_id="acct-2", tier="free")
         await served.stub.ScreenPrompt(
-            pb.ScreenPromptRequest(subject=other, messages=[pb.Message(content="a@b.de")])
+            pb.ScreenPromptRequest(subject=other, messages=[content_pb2.Message(content="a@b.de")])
         )
         asked, said, plain = served.store.rows
     assert (asked.shadow_action, asked.shadow_category) == ("block", "privacy")

@@ -7,6 +7,7 @@ import grpc
 import pytest
 from tokenizers import Tokenizer
 
+from chatmesh.content.v1 import content_pb2
 from chatmesh.tokenizer.v1 import tokenizer_pb2 as pb
 from chatmesh.tokenizer.v1 import tokenizer_pb2_grpc
 from mesh.chassis.errors import MeshError
@@ -16,7 +17,7 @@ from tokenizer_svc.messages import CONTENT_BYTE_COUNT_MAX
 from tokenizer_svc.prompt import ChatTokenizer
 from tokenizer_svc.service import DECODE_TOKEN_COUNT_MAX, TokenizerService
 
-USER, ASSISTANT, SYSTEM = pb.ROLE_USER, pb.ROLE_ASSISTANT, pb.ROLE_SYSTEM
+USER, ASSISTANT, SYSTEM = content_pb2.ROLE_USER, content_pb2.ROLE_ASSISTANT, content_pb2.ROLE_SYSTEM
 
 
 @pytest.fixture
@@ -29,7 +30,7 @@ async def stub(chat: ChatTokenizer) -> AsyncIterator[tokenizer_pb2_grpc.Tokenize
 
 
 def encode(*messages: tuple[int, str], model: str = "tiny", **rest: object) -> pb.EncodeRequest:
-    listed = [pb.Message(role=role, content=content) for role, content in messages]
+    listed = [content_pb2.Message(role=role, content=content) for role, content in messages]
     return pb.EncodeRequest(model=model, messages=listed, **rest)
 
 
@@ -91,11 +92,16 @@ async def test_bad_messages(stub) -> None:
     long = "ä" * (CONTENT_BYTE_COUNT_MAX // 2) + "x"
     metadata = await refused(stub.Encode(encode((USER, long))), "BAD_MESSAGES")
     assert metadata == {"field": "messages[0].content"}
-    message = pb.Message(role=USER, content="x", name="n" * 65)
+    message = content_pb2.Message(role=USER, content="x", name="n" * 65)
     metadata = await refused(
         stub.Encode(pb.EncodeRequest(model="tiny", messages=[message])), "BAD_MESSAGES"
     )
     assert metadata == {"field": "messages[0].name"}
+    message = content_pb2.Message(role=USER, content="x", parts=[content_pb2.Part(text="x")])
+    metadata = await refused(
+        stub.CountTokens(pb.CountTokensRequest(model="tiny", messages=[message])), "BAD_MESSAGES"
+    )
+    assert metadata == {"field": "messages[0].parts"}
     request = pb.CountTokensRequest(model="tiny", texts=["x"] * 1025)
     assert await refused(stub.CountTokens(request), "BAD_MESSAGES") == {"field": "texts"}
 
@@ -135,7 +141,10 @@ async def test_decode(stub, chat: ChatTokenizer) -> None:
 
 
 async def test_count_tokens_agrees_with_encode(stub) -> None:
-    messages = [pb.Message(role=USER, content="hello there"), pb.Message(role=ASSISTANT)]
+    messages = [
+        content_pb2.Message(role=USER, content="hello there"),
+        content_pb2.Message(role=ASSISTANT),
+    ]
     request = pb.CountTokensRequest(model="tiny", texts=["", "hello there"], messages=messages)
     answer = await stub.CountTokens(request)
     encoded = await stub.Encode(pb.EncodeRequest(model="tiny", messages=messages))

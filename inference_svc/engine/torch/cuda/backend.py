@@ -49,6 +49,7 @@ class CudaBackend:
 
     KINDS = (("bf16", "bf16"), ("f32", "f32"))
     name = "cuda"
+    is_batch_invariant = False  # its library's products choose their code by the number of rows
 
     def __init__(
         self,
@@ -72,6 +73,9 @@ class CudaBackend:
                 "GPU; use bf16 for both, or auto."
             )
         self.config = config = weights.config
+        self.kinds = weights.kind, kv_kind
+        self.arithmetic = f"cuda-{torch.__version__}"
+        self.arithmetic_facts: tuple[str, ...] = (_device_name(device),)
         self._dtype, self._graph_batch_max = DTYPES[weights.kind], graph_batch_max
         self._device = device
         self._prefill, self._decode = self._attentions()
@@ -229,6 +233,10 @@ class CudaBackend:
         self._layers, self._cache, self._graphs = [], [], None  # type: ignore[assignment]
         if self._device != "cpu":
             torch.cuda.empty_cache()
+
+
+def _device_name(device: str) -> str:
+    return device if device == "cpu" else torch.cuda.get_device_name(device)
 
 
 class _Layer:

@@ -21,6 +21,7 @@ from inference_svc.engine.torch.eager.invariant import (
     swiglu,
 )
 from inference_svc.engine.torch.eager.kv_cache import Half, block_bytes
+from inference_svc.engine.torch.machine import MAKER, MODEL, cpu_facts
 from inference_svc.engine.torch.models.config import ModelConfig
 from inference_svc.engine.torch.models.numbers import Kind, to_f32
 from inference_svc.engine.torch.models.weights import LayerWeights, Matrix, ModelWeights
@@ -47,11 +48,21 @@ class TorchBackend:
     """A `Backend` of torch operations on the CPU. bf16 weights are widened to float32 at load."""
 
     name = "torch"
+    is_batch_invariant = True
 
     def __init__(self, weights: ModelWeights, kv_kind: Kind, thread_count: int) -> None:
         """Loads. Raises EngineError when tensors are missing or have other shapes."""
         torch.set_num_threads(thread_count)
         self.config, self._kv_kind = weights.config, kv_kind
+        self.kinds = weights.kind, kv_kind
+        self.arithmetic = f"torch-{torch.__version__}"
+        # Its libraries choose their code by the CPU and share sums out among the threads.
+        self.arithmetic_facts: tuple[str, ...] = (
+            f"{thread_count} threads",
+            torch.__config__.show(),
+            torch.backends.cpu.get_cpu_capability(),
+            cpu_facts(MAKER, MODEL),
+        )
         self.block_count = 0
         self.block_bytes = self.config.layer_count * block_bytes(
             self.config.kv_head_count, self.config.head_dim, kv_kind

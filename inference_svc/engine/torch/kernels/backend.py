@@ -14,8 +14,9 @@ import numpy as np
 from inference_svc.engine.protocol import EngineError
 from inference_svc.engine.torch.backend import Step, StepResult
 from inference_svc.engine.torch.kernels import library
-from inference_svc.engine.torch.kernels.build import LEVELS
+from inference_svc.engine.torch.kernels.build import LEVELS, source_digest
 from inference_svc.engine.torch.kernels.library import unavailable_reason
+from inference_svc.engine.torch.machine import MAKER, cpu_facts
 from inference_svc.engine.torch.models.numbers import Array, Kind
 from inference_svc.engine.torch.models.weights import LayerWeights, Matrix, ModelWeights
 
@@ -38,6 +39,7 @@ class KernelsBackend:
     """
 
     name = "kernels"
+    is_batch_invariant = True
 
     def __init__(
         self, weights: ModelWeights, kv_kind: Kind, thread_count: int, *, level: str = ""
@@ -62,6 +64,11 @@ class KernelsBackend:
         self.level = level or os.environ.get(LEVEL_VARIABLE, "") or library.machine_level()
         if self.level not in LEVELS[: LEVELS.index(library.machine_level()) + 1]:
             raise EngineError(f"This CPU or build has no kernels of the level {self.level!r}.")
+        self.kinds = weights.kind, kv_kind
+        self.arithmetic = f"kernels-{self.level}"
+        # Not the threads, nor the compiler: every sum has one order, the source's own. But the
+        # CPU's maker: AVX-512's estimate of a reciprocal is specified by its error, not its bits.
+        self.arithmetic_facts: tuple[str, ...] = (source_digest(), cpu_facts(MAKER))
         embedding = np.ascontiguousarray(weights.embedding)
         struct = library.ConfigStruct(
             vocabulary=config.vocabulary_size,

@@ -6,6 +6,7 @@ file that is cut short under a running process cannot kill it.
 
 import hashlib
 import json
+import threading
 from pathlib import Path
 from typing import NamedTuple
 
@@ -46,6 +47,7 @@ class TensorFiles:
             raise EngineError(
                 f"The weights in {folder} are corrupt or incomplete ({error}); fetch them again."
             ) from error
+        self._digesting = threading.Lock()
         self.digest = self._checked_digest() if self._sums else ""
 
     def __contains__(self, name: str) -> bool:
@@ -77,8 +79,12 @@ class TensorFiles:
         return values.reshape(shape)
 
     def source_digest(self) -> str:
-        """SHA-256 of all weights, hex; computed when SHA256SUMS did not ask for it already."""
-        return self.digest or self._checked_digest()
+        """SHA-256 of all weights, hex; computed when SHA256SUMS did not ask for it already.
+
+        Any thread may ask; who comes while another computes it waits for that.
+        """
+        with self._digesting:
+            return self.digest or self._checked_digest()
 
     def _checked_digest(self) -> str:
         whole = hashlib.sha256()

@@ -59,12 +59,16 @@ class Checkpoints:
         """
         self._config, self._cache, self._files = config, cache, TensorFiles(folder)
 
+    def digest(self) -> str:
+        """SHA-256 of the weights as they lie on disk, hex; reads all of them at the first call."""
+        return self._files.source_digest()
+
     @functools.cached_property
     def entry(self) -> Path | None:
         """Where the int8 weights are, or would be."""
         if self._cache is None:
             return None
-        identity = f"{FORMAT} {self._files.source_digest()} {self._config!r}"
+        identity = f"{FORMAT} {self.digest()} {self._config!r}"
         return self._cache / f"int8-{hashlib.sha256(identity.encode()).hexdigest()[:32]}"
 
     def weights(self, kind: Kind) -> ModelWeights:

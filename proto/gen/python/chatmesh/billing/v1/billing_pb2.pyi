@@ -6,6 +6,7 @@ Contract of the meter: accounts, keys, holds on budgets, usage and the ledger.
 Billing never sees text. Money is in nano-US-dollars (1e-9 USD) as int64.
 """
 
+from chatmesh.content.v1 import content_pb2 as _content_pb2
 from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import duration_pb2 as _duration_pb2
@@ -84,38 +85,6 @@ REASON_STORE_UNAVAILABLE: Reason.ValueType  # 11
 """PostgreSQL does not answer."""
 Global___Reason: _TypeAlias = Reason  # noqa: Y015
 
-class _Tier:
-    ValueType = _typing.NewType("ValueType", _builtins.int)
-    V: _TypeAlias = ValueType  # noqa: Y015
-
-class _TierEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Tier.ValueType], _builtins.type):
-    DESCRIPTOR: _descriptor.EnumDescriptor
-    TIER_UNSPECIFIED: _Tier.ValueType  # 0
-    """Refused."""
-    TIER_FREE: _Tier.ValueType  # 1
-    """10 requests a minute."""
-    TIER_PRO: _Tier.ValueType  # 2
-    """60 requests a minute."""
-    TIER_ENTERPRISE: _Tier.ValueType  # 3
-    """600 requests a minute."""
-    TIER_ADMIN: _Tier.ValueType  # 4
-    """The people who run the system: no request limit."""
-
-class Tier(_Tier, metaclass=_TierEnumTypeWrapper):
-    """Tier is what an account pays for; it chooses limits and policies."""
-
-TIER_UNSPECIFIED: Tier.ValueType  # 0
-"""Refused."""
-TIER_FREE: Tier.ValueType  # 1
-"""10 requests a minute."""
-TIER_PRO: Tier.ValueType  # 2
-"""60 requests a minute."""
-TIER_ENTERPRISE: Tier.ValueType  # 3
-"""600 requests a minute."""
-TIER_ADMIN: Tier.ValueType  # 4
-"""The people who run the system: no request limit."""
-Global___Tier: _TypeAlias = Tier  # noqa: Y015
-
 class _UsageKind:
     ValueType = _typing.NewType("ValueType", _builtins.int)
     V: _TypeAlias = ValueType  # noqa: Y015
@@ -144,6 +113,58 @@ USAGE_KIND_OUTPUT: UsageKind.ValueType  # 3
 """Output tokens; the range is of output positions."""
 Global___UsageKind: _TypeAlias = UsageKind  # noqa: Y015
 
+class _AuditFinding:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _AuditFindingEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_AuditFinding.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    AUDIT_FINDING_UNSPECIFIED: _AuditFinding.ValueType  # 0
+    """Not used on the wire."""
+    AUDIT_FINDING_OVERCHARGED: _AuditFinding.ValueType  # 1
+    """The ledger has tokens that nobody counted, or some of them twice. Repair: a credit."""
+    AUDIT_FINDING_UNDERCHARGED: _AuditFinding.ValueType  # 2
+    """Tokens were counted and the ledger does not have them. Repair: a charge."""
+    AUDIT_FINDING_UNSETTLED: _AuditFinding.ValueType  # 3
+    """The hold expired (or the turn is open beyond any turn's length), nobody settled, and the ledger
+    has tokens of it. Repair: settled as unsent.
+    """
+    AUDIT_FINDING_UNRECONCILED: _AuditFinding.ValueType  # 4
+    """Settled long ago, and the ledger still lacks tokens that the reconciler should have charged.
+    Repair: what the reconciler does.
+    """
+    AUDIT_FINDING_TURN_MISSING: _AuditFinding.ValueType  # 5
+    """The ledger has tokens of a turn that does not exist. Repair: a credit."""
+    AUDIT_FINDING_DRIFT: _AuditFinding.ValueType  # 6
+    """Tokens that the gateway counted and no node ever reported; they are charged (source "gateway"),
+    so nothing is to be repaired.
+    """
+
+class AuditFinding(_AuditFinding, metaclass=_AuditFindingEnumTypeWrapper):
+    """AuditFinding is one way in which a step does not balance."""
+
+AUDIT_FINDING_UNSPECIFIED: AuditFinding.ValueType  # 0
+"""Not used on the wire."""
+AUDIT_FINDING_OVERCHARGED: AuditFinding.ValueType  # 1
+"""The ledger has tokens that nobody counted, or some of them twice. Repair: a credit."""
+AUDIT_FINDING_UNDERCHARGED: AuditFinding.ValueType  # 2
+"""Tokens were counted and the ledger does not have them. Repair: a charge."""
+AUDIT_FINDING_UNSETTLED: AuditFinding.ValueType  # 3
+"""The hold expired (or the turn is open beyond any turn's length), nobody settled, and the ledger
+has tokens of it. Repair: settled as unsent.
+"""
+AUDIT_FINDING_UNRECONCILED: AuditFinding.ValueType  # 4
+"""Settled long ago, and the ledger still lacks tokens that the reconciler should have charged.
+Repair: what the reconciler does.
+"""
+AUDIT_FINDING_TURN_MISSING: AuditFinding.ValueType  # 5
+"""The ledger has tokens of a turn that does not exist. Repair: a credit."""
+AUDIT_FINDING_DRIFT: AuditFinding.ValueType  # 6
+"""Tokens that the gateway counted and no node ever reported; they are charged (source "gateway"),
+so nothing is to be repaired.
+"""
+Global___AuditFinding: _TypeAlias = AuditFinding  # noqa: Y015
+
 @_typing.final
 class Account(_message.Message):
     """Account is who pays."""
@@ -160,7 +181,7 @@ class Account(_message.Message):
     """"acc_" and a ULID."""
     name: _builtins.str
     """A name for people; at most 200 characters."""
-    tier: Global___Tier.ValueType
+    tier: _content_pb2.Tier.ValueType
     """Its tier."""
     monthly_budget_nanousd: _builtins.int
     """What it may spend in a calendar month (UTC). -1: no limit."""
@@ -175,7 +196,7 @@ class Account(_message.Message):
         *,
         id: _builtins.str = ...,
         name: _builtins.str = ...,
-        tier: Global___Tier.ValueType = ...,
+        tier: _content_pb2.Tier.ValueType = ...,
         monthly_budget_nanousd: _builtins.int = ...,
         create_time: _timestamp_pb2.Timestamp | None = ...,
         jurisdiction: _builtins.str = ...,
@@ -311,7 +332,7 @@ class ResolveSubjectRequest(_message.Message):
     """The token's issuer (iss)."""
     subject: _builtins.str
     """The token's subject (sub)."""
-    tier: Global___Tier.ValueType
+    tier: _content_pb2.Tier.ValueType
     """Tier that the token's role names; given to an account that is made, and to the existing one
     when it differs.
     """
@@ -320,7 +341,7 @@ class ResolveSubjectRequest(_message.Message):
         *,
         issuer: _builtins.str = ...,
         subject: _builtins.str = ...,
-        tier: Global___Tier.ValueType = ...,
+        tier: _content_pb2.Tier.ValueType = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
@@ -369,7 +390,7 @@ class CreateAccountRequest(_message.Message):
     """Makes the call repeatable."""
     name: _builtins.str
     """A name for people."""
-    tier: Global___Tier.ValueType
+    tier: _content_pb2.Tier.ValueType
     """Its tier."""
     monthly_budget_nanousd: _builtins.int
     """What it may spend in a month; absent: the tier's default."""
@@ -380,7 +401,7 @@ class CreateAccountRequest(_message.Message):
         *,
         request_id: _builtins.str = ...,
         name: _builtins.str = ...,
-        tier: Global___Tier.ValueType = ...,
+        tier: _content_pb2.Tier.ValueType = ...,
         monthly_budget_nanousd: _builtins.int | None = ...,
         jurisdiction: _builtins.str = ...,
     ) -> None: ...
@@ -785,10 +806,12 @@ class ExtendRequest(_message.Message):
     turn_id: _builtins.str
     """The turn."""
     prompt_token_count: _builtins.int
-    """Tokens of the prompt, with output_token_count_max. 0: as held."""
+    """Tokens of the prompts of all steps so far and the next one, with output_token_count_max. 0: as
+    held.
+    """
     output_token_count_max: _builtins.int
-    """Most tokens of all answers together, not only those to come. The hold is raised to their worst
-    case; it is never lowered. 0: as held.
+    """Most tokens of all answers of all steps together, not only those to come. The hold is raised to
+    their worst case; it is never lowered. 0: as held.
     """
     @_builtins.property
     def lifetime(self) -> _duration_pb2.Duration:
@@ -840,7 +863,9 @@ Global___ExtendResponse: _TypeAlias = ExtendResponse  # noqa: Y015
 
 @_typing.final
 class SettleRequest(_message.Message):
-    """SettleRequest says what a turn used, as its gateway counted it."""
+    """SettleRequest says what a turn used, as its gateway counted it. The counts beside `steps` are
+    those of step 0, which is the whole turn when it called a model once.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -849,16 +874,31 @@ class SettleRequest(_message.Message):
     CACHED_TOKEN_COUNT_FIELD_NUMBER: _builtins.int
     OUTPUT_TOKEN_COUNT_FIELD_NUMBER: _builtins.int
     WITHHELD_TOKEN_COUNT_FIELD_NUMBER: _builtins.int
+    UNSENT_TOKEN_COUNT_FIELD_NUMBER: _builtins.int
+    STEPS_FIELD_NUMBER: _builtins.int
     turn_id: _builtins.str
     """The turn."""
     prompt_token_count: _builtins.int
     """Tokens of the prompt."""
     cached_token_count: _builtins.int
-    """Those that the prefix cache had."""
+    """Those that the prefix cache had. At most prompt_token_count."""
     output_token_count: _builtins.int
-    """Output tokens that were generated, withheld ones included."""
+    """Output tokens that were generated, withheld and unsent ones included; the others were released
+    to a reader.
+    """
     withheld_token_count: _builtins.int
     """Output tokens that safety withheld from the client."""
+    unsent_token_count: _builtins.int
+    """Output tokens that were neither released to a reader nor withheld: the client had gone, the turn
+    failed, or they were in flight when a process died. At most output_token_count less
+    withheld_token_count. Absent: 0.
+    """
+    @_builtins.property
+    def steps(self) -> _containers.RepeatedCompositeFieldContainer[Global___StepUsage]:
+        """The further model calls of the turn, each step at most once. At most 127. Absent: the turn
+        called a model once.
+        """
+
     def __init__(
         self,
         *,
@@ -867,14 +907,60 @@ class SettleRequest(_message.Message):
         cached_token_count: _builtins.int = ...,
         output_token_count: _builtins.int = ...,
         withheld_token_count: _builtins.int = ...,
+        unsent_token_count: _builtins.int = ...,
+        steps: _abc.Iterable[Global___StepUsage] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached_token_count", b"cached_token_count", "output_token_count", b"output_token_count", "prompt_token_count", b"prompt_token_count", "turn_id", b"turn_id", "withheld_token_count", b"withheld_token_count"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached_token_count", b"cached_token_count", "output_token_count", b"output_token_count", "prompt_token_count", b"prompt_token_count", "steps", b"steps", "turn_id", b"turn_id", "unsent_token_count", b"unsent_token_count", "withheld_token_count", b"withheld_token_count"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___SettleRequest: _TypeAlias = SettleRequest  # noqa: Y015
+
+@_typing.final
+class StepUsage(_message.Message):
+    """StepUsage says what a further model call of a turn used."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STEP_FIELD_NUMBER: _builtins.int
+    PROMPT_TOKEN_COUNT_FIELD_NUMBER: _builtins.int
+    CACHED_TOKEN_COUNT_FIELD_NUMBER: _builtins.int
+    OUTPUT_TOKEN_COUNT_FIELD_NUMBER: _builtins.int
+    WITHHELD_TOKEN_COUNT_FIELD_NUMBER: _builtins.int
+    UNSENT_TOKEN_COUNT_FIELD_NUMBER: _builtins.int
+    step: _builtins.int
+    """Which model call. Range [1, 127]."""
+    prompt_token_count: _builtins.int
+    """Tokens of its prompt."""
+    cached_token_count: _builtins.int
+    """Those that the prefix cache had. At most prompt_token_count."""
+    output_token_count: _builtins.int
+    """Output tokens that were generated, withheld and unsent ones included."""
+    withheld_token_count: _builtins.int
+    """Output tokens that safety withheld from the client."""
+    unsent_token_count: _builtins.int
+    """Output tokens that were neither released nor withheld. At most output_token_count less
+    withheld_token_count.
+    """
+    def __init__(
+        self,
+        *,
+        step: _builtins.int = ...,
+        prompt_token_count: _builtins.int = ...,
+        cached_token_count: _builtins.int = ...,
+        output_token_count: _builtins.int = ...,
+        withheld_token_count: _builtins.int = ...,
+        unsent_token_count: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached_token_count", b"cached_token_count", "output_token_count", b"output_token_count", "prompt_token_count", b"prompt_token_count", "step", b"step", "unsent_token_count", b"unsent_token_count", "withheld_token_count", b"withheld_token_count"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___StepUsage: _TypeAlias = StepUsage  # noqa: Y015
 
 @_typing.final
 class SettleResponse(_message.Message):
@@ -954,6 +1040,7 @@ class UsageEvent(_message.Message):
     MODEL_FIELD_NUMBER: _builtins.int
     EVENT_TIME_FIELD_NUMBER: _builtins.int
     INSTANCE_FIELD_NUMBER: _builtins.int
+    STEP_FIELD_NUMBER: _builtins.int
     turn_id: _builtins.str
     """The turn (ULID)."""
     attempt: _builtins.int
@@ -970,6 +1057,8 @@ class UsageEvent(_message.Message):
     """Model, for the price."""
     instance: _builtins.str
     """The node, such as "inference-1"."""
+    step: _builtins.int
+    """Which model call of the turn. Range [0, 127]. Absent: 0, the first."""
     @_builtins.property
     def event_time(self) -> _timestamp_pb2.Timestamp:
         """When, at the node."""
@@ -986,10 +1075,11 @@ class UsageEvent(_message.Message):
         model: _builtins.str = ...,
         event_time: _timestamp_pb2.Timestamp | None = ...,
         instance: _builtins.str = ...,
+        step: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["event_time", b"event_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "choice_index", b"choice_index", "end_position", b"end_position", "event_time", b"event_time", "first_position", b"first_position", "instance", b"instance", "kind", b"kind", "model", b"model", "turn_id", b"turn_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "choice_index", b"choice_index", "end_position", b"end_position", "event_time", b"event_time", "first_position", b"first_position", "instance", b"instance", "kind", b"kind", "model", b"model", "step", b"step", "turn_id", b"turn_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1069,7 +1159,9 @@ Global___GetUsageRequest: _TypeAlias = GetUsageRequest  # noqa: Y015
 
 @_typing.final
 class ModelUsage(_message.Message):
-    """ModelUsage is the sum for one model."""
+    """ModelUsage is the sum for one model. Where repairs gave back more than the month charged, counts
+    are 0 and the cost is negative.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1107,7 +1199,9 @@ Global___ModelUsage: _TypeAlias = ModelUsage  # noqa: Y015
 
 @_typing.final
 class GetUsageResponse(_message.Message):
-    """GetUsageResponse is the sum over the ledger."""
+    """GetUsageResponse is the sum over the ledger. Where repairs gave back more than the month charged,
+    counts are 0 and the cost is negative.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1212,6 +1306,8 @@ class LedgerEntry(_message.Message):
     PRICE_VERSION_FIELD_NUMBER: _builtins.int
     CREATE_TIME_FIELD_NUMBER: _builtins.int
     SOURCE_FIELD_NUMBER: _builtins.int
+    STEP_FIELD_NUMBER: _builtins.int
+    CREDIT_FIELD_NUMBER: _builtins.int
     id: _builtins.int
     """Rising number."""
     turn_id: _builtins.str
@@ -1227,11 +1323,17 @@ class LedgerEntry(_message.Message):
     model: _builtins.str
     """Model."""
     cost_nanousd: _builtins.int
-    """Cost of the range."""
+    """Cost of the range; negative or 0 when it is a credit."""
     price_version: _builtins.str
     """Version of the price list."""
     source: _builtins.str
-    """Who counted: "node" or "gateway" (settled, and no node event came)."""
+    """Who counted: "node", "gateway" (settled, and no node event came) or "repair" (the operator
+    corrected the ledger).
+    """
+    step: _builtins.int
+    """Which model call of the turn."""
+    credit: _builtins.bool
+    """The range is taken back: its tokens count negative. Only of source "repair"."""
     @_builtins.property
     def create_time(self) -> _timestamp_pb2.Timestamp:
         """When it was written."""
@@ -1250,10 +1352,12 @@ class LedgerEntry(_message.Message):
         price_version: _builtins.str = ...,
         create_time: _timestamp_pb2.Timestamp | None = ...,
         source: _builtins.str = ...,
+        step: _builtins.int = ...,
+        credit: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["create_time", b"create_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["choice_index", b"choice_index", "cost_nanousd", b"cost_nanousd", "create_time", b"create_time", "end_position", b"end_position", "first_position", b"first_position", "id", b"id", "kind", b"kind", "model", b"model", "price_version", b"price_version", "source", b"source", "turn_id", b"turn_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["choice_index", b"choice_index", "cost_nanousd", b"cost_nanousd", "create_time", b"create_time", "credit", b"credit", "end_position", b"end_position", "first_position", b"first_position", "id", b"id", "kind", b"kind", "model", b"model", "price_version", b"price_version", "source", b"source", "step", b"step", "turn_id", b"turn_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1365,3 +1469,273 @@ class GetPricesResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___GetPricesResponse: _TypeAlias = GetPricesResponse  # noqa: Y015
+
+@_typing.final
+class AuditTurnsRequest(_message.Message):
+    """AuditTurnsRequest asks for a page of audited turns. All filters must hold."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ACCOUNT_ID_FIELD_NUMBER: _builtins.int
+    TURN_ID_FIELD_NUMBER: _builtins.int
+    SINCE_FIELD_NUMBER: _builtins.int
+    ONLY_FINDINGS_FIELD_NUMBER: _builtins.int
+    PAGE_SIZE_FIELD_NUMBER: _builtins.int
+    PAGE_TOKEN_FIELD_NUMBER: _builtins.int
+    account_id: _builtins.str
+    """Only of this account; empty: of all."""
+    turn_id: _builtins.str
+    """Only this turn; empty: all."""
+    only_findings: _builtins.bool
+    """Only turns of which the running audit has stored a finding."""
+    page_size: _builtins.int
+    """Most turns of the page. Range [0, 500]. 0: 100."""
+    page_token: _builtins.str
+    """next_page_token of the page before; empty: the first page."""
+    @_builtins.property
+    def since(self) -> _timestamp_pb2.Timestamp:
+        """Only turns that began at or after this time; absent: all that are remembered."""
+
+    def __init__(
+        self,
+        *,
+        account_id: _builtins.str = ...,
+        turn_id: _builtins.str = ...,
+        since: _timestamp_pb2.Timestamp | None = ...,
+        only_findings: _builtins.bool = ...,
+        page_size: _builtins.int = ...,
+        page_token: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["since", b"since"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["account_id", b"account_id", "only_findings", b"only_findings", "page_size", b"page_size", "page_token", b"page_token", "since", b"since", "turn_id", b"turn_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AuditTurnsRequest: _TypeAlias = AuditTurnsRequest  # noqa: Y015
+
+@_typing.final
+class FoundTokens(_message.Message):
+    """FoundTokens is a finding with what it is about."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    FINDING_FIELD_NUMBER: _builtins.int
+    KIND_FIELD_NUMBER: _builtins.int
+    TOKEN_COUNT_FIELD_NUMBER: _builtins.int
+    finding: Global___AuditFinding.ValueType
+    """What is wrong."""
+    kind: Global___UsageKind.ValueType
+    """Prompt or output tokens; cached ones count as USAGE_KIND_INPUT."""
+    token_count: _builtins.int
+    """How many; at least 1."""
+    def __init__(
+        self,
+        *,
+        finding: Global___AuditFinding.ValueType = ...,
+        kind: Global___UsageKind.ValueType = ...,
+        token_count: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["finding", b"finding", "kind", b"kind", "token_count", b"token_count"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___FoundTokens: _TypeAlias = FoundTokens  # noqa: Y015
+
+@_typing.final
+class AuditedStep(_message.Message):
+    """AuditedStep is one model call of a turn in the balance."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TURN_ID_FIELD_NUMBER: _builtins.int
+    ACCOUNT_ID_FIELD_NUMBER: _builtins.int
+    STEP_FIELD_NUMBER: _builtins.int
+    ENDED_FIELD_NUMBER: _builtins.int
+    PROMPT_TOKEN_COUNT_FIELD_NUMBER: _builtins.int
+    LEDGER_PROMPT_TOKEN_COUNT_FIELD_NUMBER: _builtins.int
+    GENERATED_TOKEN_COUNT_FIELD_NUMBER: _builtins.int
+    RELEASED_TOKEN_COUNT_FIELD_NUMBER: _builtins.int
+    WITHHELD_TOKEN_COUNT_FIELD_NUMBER: _builtins.int
+    UNSENT_TOKEN_COUNT_FIELD_NUMBER: _builtins.int
+    LEDGER_TOKEN_COUNT_FIELD_NUMBER: _builtins.int
+    DIFFERENCE_TOKEN_COUNT_FIELD_NUMBER: _builtins.int
+    FINDINGS_FIELD_NUMBER: _builtins.int
+    turn_id: _builtins.str
+    """The turn."""
+    account_id: _builtins.str
+    """Who pays."""
+    step: _builtins.int
+    """Which model call."""
+    ended: _builtins.bool
+    """False: the turn runs, or its nodes may still report; only what the ledger has is checked."""
+    prompt_token_count: _builtins.int
+    """Prompt tokens that were counted, by nodes or gateway."""
+    ledger_prompt_token_count: _builtins.int
+    """Prompt tokens in the ledger, less those taken back."""
+    generated_token_count: _builtins.int
+    """Output tokens that were counted, by nodes or gateway."""
+    released_token_count: _builtins.int
+    """Those that a reader got."""
+    withheld_token_count: _builtins.int
+    """Those that safety withheld."""
+    unsent_token_count: _builtins.int
+    """All others: those that the gateway settled as unsent, and those that nodes generated beyond what
+    the gateway saw.
+    """
+    ledger_token_count: _builtins.int
+    """Output tokens in the ledger, less those taken back."""
+    difference_token_count: _builtins.int
+    """What the ledger has less what it should have, prompt and output; of an ended turn the output
+    should be released + withheld + unsent. 0: it balances.
+    """
+    @_builtins.property
+    def findings(self) -> _containers.RepeatedCompositeFieldContainer[Global___FoundTokens]:
+        """What is wrong; empty: nothing."""
+
+    def __init__(
+        self,
+        *,
+        turn_id: _builtins.str = ...,
+        account_id: _builtins.str = ...,
+        step: _builtins.int = ...,
+        ended: _builtins.bool = ...,
+        prompt_token_count: _builtins.int = ...,
+        ledger_prompt_token_count: _builtins.int = ...,
+        generated_token_count: _builtins.int = ...,
+        released_token_count: _builtins.int = ...,
+        withheld_token_count: _builtins.int = ...,
+        unsent_token_count: _builtins.int = ...,
+        ledger_token_count: _builtins.int = ...,
+        difference_token_count: _builtins.int = ...,
+        findings: _abc.Iterable[Global___FoundTokens] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["account_id", b"account_id", "difference_token_count", b"difference_token_count", "ended", b"ended", "findings", b"findings", "generated_token_count", b"generated_token_count", "ledger_prompt_token_count", b"ledger_prompt_token_count", "ledger_token_count", b"ledger_token_count", "prompt_token_count", b"prompt_token_count", "released_token_count", b"released_token_count", "step", b"step", "turn_id", b"turn_id", "unsent_token_count", b"unsent_token_count", "withheld_token_count", b"withheld_token_count"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AuditedStep: _TypeAlias = AuditedStep  # noqa: Y015
+
+@_typing.final
+class AuditTurnsResponse(_message.Message):
+    """AuditTurnsResponse is a page of audited turns."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STEPS_FIELD_NUMBER: _builtins.int
+    NEXT_PAGE_TOKEN_FIELD_NUMBER: _builtins.int
+    LAG_FIELD_NUMBER: _builtins.int
+    FINDING_TURN_COUNT_FIELD_NUMBER: _builtins.int
+    next_page_token: _builtins.str
+    """Token of the next page; empty on the last."""
+    finding_turn_count: _builtins.int
+    """Of the running audit, whatever the filters: turns with a finding other than drift."""
+    @_builtins.property
+    def steps(self) -> _containers.RepeatedCompositeFieldContainer[Global___AuditedStep]:
+        """By turn, oldest first, then by step."""
+
+    @_builtins.property
+    def lag(self) -> _duration_pb2.Duration:
+        """Of the running audit, whatever the filters: age of the oldest ended turn that it has not
+        checked. 0: it has checked all.
+        """
+
+    def __init__(
+        self,
+        *,
+        steps: _abc.Iterable[Global___AuditedStep] | None = ...,
+        next_page_token: _builtins.str = ...,
+        lag: _duration_pb2.Duration | None = ...,
+        finding_turn_count: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["lag", b"lag"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["finding_turn_count", b"finding_turn_count", "lag", b"lag", "next_page_token", b"next_page_token", "steps", b"steps"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AuditTurnsResponse: _TypeAlias = AuditTurnsResponse  # noqa: Y015
+
+@_typing.final
+class RepairTurnsRequest(_message.Message):
+    """RepairTurnsRequest names turns to repair."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TURN_IDS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def turn_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """At least 1, at most 100."""
+
+    def __init__(
+        self,
+        *,
+        turn_ids: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["turn_ids", b"turn_ids"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RepairTurnsRequest: _TypeAlias = RepairTurnsRequest  # noqa: Y015
+
+@_typing.final
+class RepairedTurn(_message.Message):
+    """RepairedTurn says what a repair did to a turn."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TURN_ID_FIELD_NUMBER: _builtins.int
+    ENTRIES_FIELD_NUMBER: _builtins.int
+    SETTLED_FIELD_NUMBER: _builtins.int
+    turn_id: _builtins.str
+    """The turn."""
+    settled: _builtins.bool
+    """The turn was settled by the repair."""
+    @_builtins.property
+    def entries(self) -> _containers.RepeatedCompositeFieldContainer[Global___LedgerEntry]:
+        """The entries that were written: charges and credits."""
+
+    def __init__(
+        self,
+        *,
+        turn_id: _builtins.str = ...,
+        entries: _abc.Iterable[Global___LedgerEntry] | None = ...,
+        settled: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["entries", b"entries", "settled", b"settled", "turn_id", b"turn_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RepairedTurn: _TypeAlias = RepairedTurn  # noqa: Y015
+
+@_typing.final
+class RepairTurnsResponse(_message.Message):
+    """RepairTurnsResponse tells what was done."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TURNS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def turns(self) -> _containers.RepeatedCompositeFieldContainer[Global___RepairedTurn]:
+        """Only turns that were changed, in the order of the request."""
+
+    def __init__(
+        self,
+        *,
+        turns: _abc.Iterable[Global___RepairedTurn] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["turns", b"turns"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RepairTurnsResponse: _TypeAlias = RepairTurnsResponse  # noqa: Y015

@@ -890,3 +890,132 @@ class UsageService:
             timeout,
             metadata,
             _registered_method=True)
+
+
+class AuditServiceStub:
+    """AuditService checks the law of conservation, and mends what breaks it: for every turn and step,
+    generated = released + withheld + unsent = what the ledger has.
+    """
+
+    def __init__(self, channel):
+        """Constructor.
+
+        Args:
+            channel: A grpc.Channel.
+        """
+        self.AuditTurns = channel.unary_unary(
+                '/chatmesh.billing.v1.AuditService/AuditTurns',
+                request_serializer=chatmesh_dot_billing_dot_v1_dot_billing__pb2.AuditTurnsRequest.SerializeToString,
+                response_deserializer=chatmesh_dot_billing_dot_v1_dot_billing__pb2.AuditTurnsResponse.FromString,
+                _registered_method=True)
+        self.RepairTurns = channel.unary_unary(
+                '/chatmesh.billing.v1.AuditService/RepairTurns',
+                request_serializer=chatmesh_dot_billing_dot_v1_dot_billing__pb2.RepairTurnsRequest.SerializeToString,
+                response_deserializer=chatmesh_dot_billing_dot_v1_dot_billing__pb2.RepairTurnsResponse.FromString,
+                _registered_method=True)
+
+
+class AuditServiceServicer:
+    """AuditService checks the law of conservation, and mends what breaks it: for every turn and step,
+    generated = released + withheld + unsent = what the ledger has.
+    """
+
+    def AuditTurns(self, request, context):
+        """AuditTurns compares turns with the ledger, now, the oldest turn first; it changes nothing.
+        Repeatable.
+
+        Errors: INVALID_ARGUMENT (REASON_BAD_REQUEST, REASON_BAD_PAGE_TOKEN).
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def RepairTurns(self, request, context):
+        """RepairTurns writes the ledger entries (source "repair") and settlements that make turns
+        balance. A turn that balances is left alone, so it is repeatable.
+
+        Errors: INVALID_ARGUMENT (REASON_BAD_REQUEST).
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+
+def add_AuditServiceServicer_to_server(servicer, server):
+    rpc_method_handlers = {
+            'AuditTurns': grpc.unary_unary_rpc_method_handler(
+                    servicer.AuditTurns,
+                    request_deserializer=chatmesh_dot_billing_dot_v1_dot_billing__pb2.AuditTurnsRequest.FromString,
+                    response_serializer=chatmesh_dot_billing_dot_v1_dot_billing__pb2.AuditTurnsResponse.SerializeToString,
+            ),
+            'RepairTurns': grpc.unary_unary_rpc_method_handler(
+                    servicer.RepairTurns,
+                    request_deserializer=chatmesh_dot_billing_dot_v1_dot_billing__pb2.RepairTurnsRequest.FromString,
+                    response_serializer=chatmesh_dot_billing_dot_v1_dot_billing__pb2.RepairTurnsResponse.SerializeToString,
+            ),
+    }
+    generic_handler = grpc.method_handlers_generic_handler(
+            'chatmesh.billing.v1.AuditService', rpc_method_handlers)
+    server.add_generic_rpc_handlers((generic_handler,))
+    server.add_registered_method_handlers('chatmesh.billing.v1.AuditService', rpc_method_handlers)
+
+
+ # This class is part of an EXPERIMENTAL API.
+class AuditService:
+    """AuditService checks the law of conservation, and mends what breaks it: for every turn and step,
+    generated = released + withheld + unsent = what the ledger has.
+    """
+
+    @staticmethod
+    def AuditTurns(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/chatmesh.billing.v1.AuditService/AuditTurns',
+            chatmesh_dot_billing_dot_v1_dot_billing__pb2.AuditTurnsRequest.SerializeToString,
+            chatmesh_dot_billing_dot_v1_dot_billing__pb2.AuditTurnsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def RepairTurns(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/chatmesh.billing.v1.AuditService/RepairTurns',
+            chatmesh_dot_billing_dot_v1_dot_billing__pb2.RepairTurnsRequest.SerializeToString,
+            chatmesh_dot_billing_dot_v1_dot_billing__pb2.RepairTurnsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)

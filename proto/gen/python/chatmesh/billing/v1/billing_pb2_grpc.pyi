@@ -440,3 +440,76 @@ class UsageServiceServicer(metaclass=_abc_1.ABCMeta):
         """GetPrices tells the price list in force. Repeatable."""
 
 def add_UsageServiceServicer_to_server(servicer: UsageServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
+
+class AuditServiceStub:
+    """AuditService checks the law of conservation, and mends what breaks it: for every turn and step,
+    generated = released + withheld + unsent = what the ledger has.
+    """
+
+    @_typing.overload
+    def __new__(cls, channel: _grpc.Channel) -> _Self: ...
+    @_typing.overload
+    def __new__(cls, channel: _aio.Channel) -> AuditServiceAsyncStub: ...
+    AuditTurns: _grpc.UnaryUnaryMultiCallable[_billing_pb2.AuditTurnsRequest, _billing_pb2.AuditTurnsResponse]
+    """AuditTurns compares turns with the ledger, now, the oldest turn first; it changes nothing.
+    Repeatable.
+
+    Errors: INVALID_ARGUMENT (REASON_BAD_REQUEST, REASON_BAD_PAGE_TOKEN).
+    """
+    RepairTurns: _grpc.UnaryUnaryMultiCallable[_billing_pb2.RepairTurnsRequest, _billing_pb2.RepairTurnsResponse]
+    """RepairTurns writes the ledger entries (source "repair") and settlements that make turns
+    balance. A turn that balances is left alone, so it is repeatable.
+
+    Errors: INVALID_ARGUMENT (REASON_BAD_REQUEST).
+    """
+
+@_typing.type_check_only
+class AuditServiceAsyncStub(AuditServiceStub):
+    """AuditService checks the law of conservation, and mends what breaks it: for every turn and step,
+    generated = released + withheld + unsent = what the ledger has.
+    """
+
+    def __init__(self, channel: _aio.Channel) -> None: ...
+    AuditTurns: _aio.UnaryUnaryMultiCallable[_billing_pb2.AuditTurnsRequest, _billing_pb2.AuditTurnsResponse]  # type: ignore[assignment]
+    """AuditTurns compares turns with the ledger, now, the oldest turn first; it changes nothing.
+    Repeatable.
+
+    Errors: INVALID_ARGUMENT (REASON_BAD_REQUEST, REASON_BAD_PAGE_TOKEN).
+    """
+    RepairTurns: _aio.UnaryUnaryMultiCallable[_billing_pb2.RepairTurnsRequest, _billing_pb2.RepairTurnsResponse]  # type: ignore[assignment]
+    """RepairTurns writes the ledger entries (source "repair") and settlements that make turns
+    balance. A turn that balances is left alone, so it is repeatable.
+
+    Errors: INVALID_ARGUMENT (REASON_BAD_REQUEST).
+    """
+
+class AuditServiceServicer(metaclass=_abc_1.ABCMeta):
+    """AuditService checks the law of conservation, and mends what breaks it: for every turn and step,
+    generated = released + withheld + unsent = what the ledger has.
+    """
+
+    @_abc_1.abstractmethod
+    def AuditTurns(
+        self,
+        request: _billing_pb2.AuditTurnsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_billing_pb2.AuditTurnsResponse, _abc.Awaitable[_billing_pb2.AuditTurnsResponse]]:
+        """AuditTurns compares turns with the ledger, now, the oldest turn first; it changes nothing.
+        Repeatable.
+
+        Errors: INVALID_ARGUMENT (REASON_BAD_REQUEST, REASON_BAD_PAGE_TOKEN).
+        """
+
+    @_abc_1.abstractmethod
+    def RepairTurns(
+        self,
+        request: _billing_pb2.RepairTurnsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_billing_pb2.RepairTurnsResponse, _abc.Awaitable[_billing_pb2.RepairTurnsResponse]]:
+        """RepairTurns writes the ledger entries (source "repair") and settlements that make turns
+        balance. A turn that balances is left alone, so it is repeatable.
+
+        Errors: INVALID_ARGUMENT (REASON_BAD_REQUEST).
+        """
+
+def add_AuditServiceServicer_to_server(servicer: AuditServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -7,6 +7,7 @@ Calls carry metadata "authorization: Bearer <API key or JWT>", as HTTP requests 
 under the same limits.
 """
 
+from chatmesh.content.v1 import content_pb2 as _content_pb2
 from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
@@ -122,69 +123,29 @@ REASON_IDEMPOTENCY_KEY_REUSED: Reason.ValueType  # 19
 """The idempotency key was used for another request; metadata "param"."""
 Global___Reason: _TypeAlias = Reason  # noqa: Y015
 
-class _Role:
+class _PromptPart:
     ValueType = _typing.NewType("ValueType", _builtins.int)
     V: _TypeAlias = ValueType  # noqa: Y015
 
-class _RoleEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Role.ValueType], _builtins.type):
+class _PromptPartEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_PromptPart.ValueType], _builtins.type):
     DESCRIPTOR: _descriptor.EnumDescriptor
-    ROLE_UNSPECIFIED: _Role.ValueType  # 0
-    """Refused."""
-    ROLE_SYSTEM: _Role.ValueType  # 1
-    """Instructions."""
-    ROLE_USER: _Role.ValueType  # 2
-    """The person."""
-    ROLE_ASSISTANT: _Role.ValueType  # 3
-    """The model."""
-    ROLE_TOOL: _Role.ValueType  # 4
-    """The result of a tool call."""
+    PROMPT_PART_UNSPECIFIED: _PromptPart.ValueType  # 0
+    """Not used on the wire."""
+    PROMPT_PART_HISTORY: _PromptPart.ValueType  # 1
+    """Messages of the stored conversation."""
+    PROMPT_PART_MESSAGES: _PromptPart.ValueType  # 2
+    """The messages of the request."""
 
-class Role(_Role, metaclass=_RoleEnumTypeWrapper):
-    """Role says who wrote a message."""
+class PromptPart(_PromptPart, metaclass=_PromptPartEnumTypeWrapper):
+    """PromptPart names a part of a prompt. The parts stand in the prompt in the order of their numbers."""
 
-ROLE_UNSPECIFIED: Role.ValueType  # 0
-"""Refused."""
-ROLE_SYSTEM: Role.ValueType  # 1
-"""Instructions."""
-ROLE_USER: Role.ValueType  # 2
-"""The person."""
-ROLE_ASSISTANT: Role.ValueType  # 3
-"""The model."""
-ROLE_TOOL: Role.ValueType  # 4
-"""The result of a tool call."""
-Global___Role: _TypeAlias = Role  # noqa: Y015
-
-class _FinishReason:
-    ValueType = _typing.NewType("ValueType", _builtins.int)
-    V: _TypeAlias = ValueType  # noqa: Y015
-
-class _FinishReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_FinishReason.ValueType], _builtins.type):
-    DESCRIPTOR: _descriptor.EnumDescriptor
-    FINISH_REASON_UNSPECIFIED: _FinishReason.ValueType  # 0
-    """It has not ended."""
-    FINISH_REASON_STOP: _FinishReason.ValueType  # 1
-    """By itself, or at a stop string."""
-    FINISH_REASON_LENGTH: _FinishReason.ValueType  # 2
-    """At max_tokens."""
-    FINISH_REASON_CONTENT_FILTER: _FinishReason.ValueType  # 3
-    """Safety cut it."""
-    FINISH_REASON_CANCELLED: _FinishReason.ValueType  # 4
-    """It was cancelled, by Cancel or because nobody read it."""
-
-class FinishReason(_FinishReason, metaclass=_FinishReasonEnumTypeWrapper):
-    """FinishReason says why an answer ended."""
-
-FINISH_REASON_UNSPECIFIED: FinishReason.ValueType  # 0
-"""It has not ended."""
-FINISH_REASON_STOP: FinishReason.ValueType  # 1
-"""By itself, or at a stop string."""
-FINISH_REASON_LENGTH: FinishReason.ValueType  # 2
-"""At max_tokens."""
-FINISH_REASON_CONTENT_FILTER: FinishReason.ValueType  # 3
-"""Safety cut it."""
-FINISH_REASON_CANCELLED: FinishReason.ValueType  # 4
-"""It was cancelled, by Cancel or because nobody read it."""
-Global___FinishReason: _TypeAlias = FinishReason  # noqa: Y015
+PROMPT_PART_UNSPECIFIED: PromptPart.ValueType  # 0
+"""Not used on the wire."""
+PROMPT_PART_HISTORY: PromptPart.ValueType  # 1
+"""Messages of the stored conversation."""
+PROMPT_PART_MESSAGES: PromptPart.ValueType  # 2
+"""The messages of the request."""
+Global___PromptPart: _TypeAlias = PromptPart  # noqa: Y015
 
 class _TurnState:
     ValueType = _typing.NewType("ValueType", _builtins.int)
@@ -220,7 +181,9 @@ Global___TurnState: _TypeAlias = TurnState  # noqa: Y015
 
 @_typing.final
 class Message(_message.Message):
-    """Message is one message."""
+    """Message is one message, and where it is kept. Its role, text and parts are those of
+    content.v1.Message, whose numbers 3 and 4 were taken here before.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -230,33 +193,41 @@ class Message(_message.Message):
     TOKEN_COUNT_FIELD_NUMBER: _builtins.int
     TURN_ID_FIELD_NUMBER: _builtins.int
     FINISH_REASON_FIELD_NUMBER: _builtins.int
-    role: Global___Role.ValueType
+    PARTS_FIELD_NUMBER: _builtins.int
+    role: _content_pb2.Role.ValueType
     """Who wrote it."""
     content: _builtins.str
-    """The text (UTF-8)."""
+    """The text (UTF-8, at most 1 MiB). Of a message with `parts`: empty, or their texts, joined."""
     token_count: _builtins.int
     """Tokens of the text; 0 in requests."""
     turn_id: _builtins.str
     """The turn that made it; empty in requests."""
-    finish_reason: Global___FinishReason.ValueType
+    finish_reason: _content_pb2.FinishReason.ValueType
     """Why an answer ended; unspecified for other roles."""
     @_builtins.property
     def create_time(self) -> _timestamp_pb2.Timestamp:
         """When it was stored; absent in requests."""
 
+    @_builtins.property
+    def parts(self) -> _containers.RepeatedCompositeFieldContainer[_content_pb2.Part]:
+        """What it is made of. Texts only, which are joined; another part is refused (INVALID_ARGUMENT,
+        metadata "param" names it). Empty in answers.
+        """
+
     def __init__(
         self,
         *,
-        role: Global___Role.ValueType = ...,
+        role: _content_pb2.Role.ValueType = ...,
         content: _builtins.str = ...,
         create_time: _timestamp_pb2.Timestamp | None = ...,
         token_count: _builtins.int = ...,
         turn_id: _builtins.str = ...,
-        finish_reason: Global___FinishReason.ValueType = ...,
+        finish_reason: _content_pb2.FinishReason.ValueType = ...,
+        parts: _abc.Iterable[_content_pb2.Part] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["create_time", b"create_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["content", b"content", "create_time", b"create_time", "finish_reason", b"finish_reason", "role", b"role", "token_count", b"token_count", "turn_id", b"turn_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["content", b"content", "create_time", b"create_time", "finish_reason", b"finish_reason", "parts", b"parts", "role", b"role", "token_count", b"token_count", "turn_id", b"turn_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -321,27 +292,25 @@ class ChatRequest(_message.Message):
     max_tokens: _builtins.int
     """Most tokens of an answer. 0: all that the context leaves, at most the tier's limit."""
     temperature: _builtins.float
-    """Range [0, 2]. Absent: 1."""
+    """This and the further fields of sampling: ranges and defaults as in content.v1.Sampling."""
     top_p: _builtins.float
-    """Range (0, 1]. Absent: 1."""
+    """See content.v1.Sampling."""
     seed: _builtins.int
-    """Makes the answer repeatable."""
+    """Makes the answer repeatable. Of a negative one the 64 bits count."""
     n: _builtins.int
     """How many answers. Range [0, 4]. 0: 1."""
     user: _builtins.str
     """The caller's own name for its user; at most 256 characters; never interpreted."""
     presence_penalty: _builtins.float
-    """Subtracted from the logit of every token of the answer so far. Range [-2, 2]. 0: off."""
+    """See content.v1.Sampling."""
     frequency_penalty: _builtins.float
-    """Subtracted once for each time a token stands in the answer so far. Range [-2, 2]. 0: off."""
+    """See content.v1.Sampling."""
     repetition_penalty: _builtins.float
-    """Divides (positive) or multiplies (negative) the logits of tokens of prompt and answer so far.
-    Range (0, 2]. 0: off.
-    """
+    """See content.v1.Sampling."""
     top_k: _builtins.int
-    """Only the k most likely tokens. Range [0, vocabulary]. 0: off."""
+    """See content.v1.Sampling."""
     min_p: _builtins.float
-    """Only tokens with at least min_p times the probability of the likeliest. Range [0, 1]. 0: off."""
+    """See content.v1.Sampling."""
     logprobs: _builtins.bool
     """Report the log probability of each token of the answers."""
     top_logprobs: _builtins.int
@@ -364,12 +333,12 @@ class ChatRequest(_message.Message):
         """At most 4 texts that end an answer."""
 
     @_builtins.property
-    def response_format(self) -> Global___ResponseFormat:
+    def response_format(self) -> _content_pb2.ResponseFormat:
         """What the text of an answer is held to. Absent: nothing."""
 
     @_builtins.property
     def logit_bias(self) -> _containers.ScalarMap[_builtins.int, _builtins.float]:
-        """Added to the logits by token id. At most 300 entries, each in [-100, 100]."""
+        """See content.v1.Sampling."""
 
     def __init__(
         self,
@@ -385,7 +354,7 @@ class ChatRequest(_message.Message):
         stop: _abc.Iterable[_builtins.str] | None = ...,
         n: _builtins.int = ...,
         user: _builtins.str = ...,
-        response_format: Global___ResponseFormat | None = ...,
+        response_format: _content_pb2.ResponseFormat | None = ...,
         presence_penalty: _builtins.float = ...,
         frequency_penalty: _builtins.float = ...,
         repetition_penalty: _builtins.float = ...,
@@ -419,73 +388,6 @@ class ChatRequest(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__top_p) -> _WhichOneofReturnType__top_p | None: ...
 
 Global___ChatRequest: _TypeAlias = ChatRequest  # noqa: Y015
-
-@_typing.final
-class ResponseFormat(_message.Message):
-    """ResponseFormat holds the text of an answer to a form. An answer that ends with
-    FINISH_REASON_STOP has it, unless one of the request's own stop texts ended it; one that ends for
-    another reason is the beginning of such a text.
-    """
-
-    DESCRIPTOR: _descriptor.Descriptor
-
-    JSON_OBJECT_FIELD_NUMBER: _builtins.int
-    JSON_SCHEMA_FIELD_NUMBER: _builtins.int
-    REGEX_FIELD_NUMBER: _builtins.int
-    CHOICE_FIELD_NUMBER: _builtins.int
-    json_object: _builtins.bool
-    """Any JSON object."""
-    json_schema: _builtins.str
-    """JSON that validates against this JSON schema, itself a JSON object (UTF-8, at most 64 KiB).
-    INVALID_ARGUMENT names a feature of the schema that cannot be enforced.
-    """
-    regex: _builtins.str
-    """Text that matches this regular expression as a whole (RE2 syntax, at most 4 KiB)."""
-    @_builtins.property
-    def choice(self) -> Global___Choice:
-        """One of these texts."""
-
-    def __init__(
-        self,
-        *,
-        json_object: _builtins.bool = ...,
-        json_schema: _builtins.str = ...,
-        regex: _builtins.str = ...,
-        choice: Global___Choice | None = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["choice", b"choice", "format", b"format", "json_object", b"json_object", "json_schema", b"json_schema", "regex", b"regex"]  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["choice", b"choice", "format", b"format", "json_object", b"json_object", "json_schema", b"json_schema", "regex", b"regex"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_format: _TypeAlias = _typing.Literal["json_object", "json_schema", "regex", "choice"]  # noqa: Y015
-    _WhichOneofArgType_format: _TypeAlias = _typing.Literal["format", b"format"]  # noqa: Y015
-    def WhichOneof(self, oneof_group: _WhichOneofArgType_format) -> _WhichOneofReturnType_format | None: ...
-
-Global___ResponseFormat: _TypeAlias = ResponseFormat  # noqa: Y015
-
-@_typing.final
-class Choice(_message.Message):
-    """Choice lists texts of which an answer is one."""
-
-    DESCRIPTOR: _descriptor.Descriptor
-
-    TEXTS_FIELD_NUMBER: _builtins.int
-    @_builtins.property
-    def texts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """At least 1, at most 256, each of 1 to 1,024 bytes."""
-
-    def __init__(
-        self,
-        *,
-        texts: _abc.Iterable[_builtins.str] | None = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["texts", b"texts"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___Choice: _TypeAlias = Choice  # noqa: Y015
 
 @_typing.final
 class TokenLogprob(_message.Message):
@@ -546,6 +448,40 @@ class PositionLogprobs(_message.Message):
 Global___PositionLogprobs: _TypeAlias = PositionLogprobs  # noqa: Y015
 
 @_typing.final
+class LeftOut(_message.Message):
+    """LeftOut says what of one part the model did not read, because there was no room for it."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PART_FIELD_NUMBER: _builtins.int
+    MESSAGE_COUNT_FIELD_NUMBER: _builtins.int
+    TOKEN_COUNT_FIELD_NUMBER: _builtins.int
+    part: Global___PromptPart.ValueType
+    """Which part."""
+    message_count: _builtins.int
+    """Messages that were left out, the oldest of the part. At least 1."""
+    token_count: _builtins.int
+    """Their tokens, as they were counted when they were stored. Absent: they were not counted, as
+    messages of a request are when they are left out.
+    """
+    def __init__(
+        self,
+        *,
+        part: Global___PromptPart.ValueType = ...,
+        message_count: _builtins.int = ...,
+        token_count: _builtins.int | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_token_count", b"_token_count", "token_count", b"token_count"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_token_count", b"_token_count", "message_count", b"message_count", "part", b"part", "token_count", b"token_count"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__token_count: _TypeAlias = _typing.Literal["token_count"]  # noqa: Y015
+    _WhichOneofArgType__token_count: _TypeAlias = _typing.Literal["_token_count", b"_token_count"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__token_count) -> _WhichOneofReturnType__token_count | None: ...
+
+Global___LeftOut: _TypeAlias = LeftOut  # noqa: Y015
+
+@_typing.final
 class TurnStarted(_message.Message):
     """TurnStarted is the first event."""
 
@@ -556,6 +492,7 @@ class TurnStarted(_message.Message):
     CONVERSATION_ID_FIELD_NUMBER: _builtins.int
     DROPPED_MESSAGE_COUNT_FIELD_NUMBER: _builtins.int
     JOURNALED_FIELD_NUMBER: _builtins.int
+    LEFT_OUT_FIELD_NUMBER: _builtins.int
     turn_id: _builtins.str
     """The turn (ULID)."""
     model: _builtins.str
@@ -563,9 +500,13 @@ class TurnStarted(_message.Message):
     conversation_id: _builtins.str
     """Where the turn is kept; empty when it is not."""
     dropped_message_count: _builtins.int
-    """Older messages that the context had no room for."""
+    """Messages that the context had no room for: the sum over left_out."""
     journaled: _builtins.bool
     """The turn is in the journal: Follow works although the process that runs it dies."""
+    @_builtins.property
+    def left_out(self) -> _containers.RepeatedCompositeFieldContainer[Global___LeftOut]:
+        """What the model did not read, one entry a part; empty when it read all."""
+
     def __init__(
         self,
         *,
@@ -574,10 +515,11 @@ class TurnStarted(_message.Message):
         conversation_id: _builtins.str = ...,
         dropped_message_count: _builtins.int = ...,
         journaled: _builtins.bool = ...,
+        left_out: _abc.Iterable[Global___LeftOut] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["conversation_id", b"conversation_id", "dropped_message_count", b"dropped_message_count", "journaled", b"journaled", "model", b"model", "turn_id", b"turn_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["conversation_id", b"conversation_id", "dropped_message_count", b"dropped_message_count", "journaled", b"journaled", "left_out", b"left_out", "model", b"model", "turn_id", b"turn_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -633,7 +575,7 @@ class ChoiceFinished(_message.Message):
     FILTER_OFFSET_FIELD_NUMBER: _builtins.int
     choice_index: _builtins.int
     """Which answer. Range [0, n)."""
-    finish_reason: Global___FinishReason.ValueType
+    finish_reason: _content_pb2.FinishReason.ValueType
     """Why."""
     filter_category: _builtins.str
     """With FINISH_REASON_CONTENT_FILTER: the category that decided, such as "violence". Else empty."""
@@ -645,7 +587,7 @@ class ChoiceFinished(_message.Message):
         self,
         *,
         choice_index: _builtins.int = ...,
-        finish_reason: Global___FinishReason.ValueType = ...,
+        finish_reason: _content_pb2.FinishReason.ValueType = ...,
         filter_category: _builtins.str = ...,
         filter_offset: _builtins.int = ...,
     ) -> None: ...
@@ -920,14 +862,14 @@ class TurnChoice(_message.Message):
     """Which answer. Range [0, n)."""
     text: _builtins.str
     """All released text."""
-    finish_reason: Global___FinishReason.ValueType
+    finish_reason: _content_pb2.FinishReason.ValueType
     """Why it ended; unspecified while it runs."""
     def __init__(
         self,
         *,
         choice_index: _builtins.int = ...,
         text: _builtins.str = ...,
-        finish_reason: Global___FinishReason.ValueType = ...,
+        finish_reason: _content_pb2.FinishReason.ValueType = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
@@ -1119,6 +1061,7 @@ class Conversation(_message.Message):
     UPDATE_TIME_FIELD_NUMBER: _builtins.int
     TOTAL_TOKEN_COUNT_FIELD_NUMBER: _builtins.int
     MESSAGES_FIELD_NUMBER: _builtins.int
+    BACKGROUND_FIELD_NUMBER: _builtins.int
     id: _builtins.str
     """Its id."""
     title: _builtins.str
@@ -1127,6 +1070,8 @@ class Conversation(_message.Message):
     """Model of its last turn."""
     total_token_count: _builtins.int
     """Tokens of all its messages."""
+    background: _builtins.bool
+    """Its turns run to their end although nobody reads, unless a request says otherwise."""
     @_builtins.property
     def create_time(self) -> _timestamp_pb2.Timestamp:
         """When it was made."""
@@ -1149,10 +1094,11 @@ class Conversation(_message.Message):
         update_time: _timestamp_pb2.Timestamp | None = ...,
         total_token_count: _builtins.int = ...,
         messages: _abc.Iterable[Global___Message] | None = ...,
+        background: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["create_time", b"create_time", "update_time", b"update_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["create_time", b"create_time", "id", b"id", "messages", b"messages", "model", b"model", "title", b"title", "total_token_count", b"total_token_count", "update_time", b"update_time"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["background", b"background", "create_time", b"create_time", "id", b"id", "messages", b"messages", "model", b"model", "title", b"title", "total_token_count", b"total_token_count", "update_time", b"update_time"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1269,6 +1215,67 @@ class GetConversationResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___GetConversationResponse: _TypeAlias = GetConversationResponse  # noqa: Y015
+
+@_typing.final
+class UpdateConversationRequest(_message.Message):
+    """UpdateConversationRequest changes a conversation; at least one field beside its id."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CONVERSATION_ID_FIELD_NUMBER: _builtins.int
+    TITLE_FIELD_NUMBER: _builtins.int
+    BACKGROUND_FIELD_NUMBER: _builtins.int
+    conversation_id: _builtins.str
+    """Its id."""
+    title: _builtins.str
+    """1 to 200 characters. Absent: it stays."""
+    background: _builtins.bool
+    """Whether its turns run to their end although nobody reads. Absent: as it was."""
+    def __init__(
+        self,
+        *,
+        conversation_id: _builtins.str = ...,
+        title: _builtins.str | None = ...,
+        background: _builtins.bool | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_background", b"_background", "_title", b"_title", "background", b"background", "title", b"title"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_background", b"_background", "_title", b"_title", "background", b"background", "conversation_id", b"conversation_id", "title", b"title"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__background: _TypeAlias = _typing.Literal["background"]  # noqa: Y015
+    _WhichOneofArgType__background: _TypeAlias = _typing.Literal["_background", b"_background"]  # noqa: Y015
+    _WhichOneofReturnType__title: _TypeAlias = _typing.Literal["title"]  # noqa: Y015
+    _WhichOneofArgType__title: _TypeAlias = _typing.Literal["_title", b"_title"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__background) -> _WhichOneofReturnType__background | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__title) -> _WhichOneofReturnType__title | None: ...
+
+Global___UpdateConversationRequest: _TypeAlias = UpdateConversationRequest  # noqa: Y015
+
+@_typing.final
+class UpdateConversationResponse(_message.Message):
+    """UpdateConversationResponse is the conversation."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CONVERSATION_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def conversation(self) -> Global___Conversation:
+        """Without messages."""
+
+    def __init__(
+        self,
+        *,
+        conversation: Global___Conversation | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["conversation", b"conversation"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["conversation", b"conversation"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___UpdateConversationResponse: _TypeAlias = UpdateConversationResponse  # noqa: Y015
 
 @_typing.final
 class RenameConversationRequest(_message.Message):

@@ -314,6 +314,11 @@ class ConversationServiceStub:
                 request_serializer=chatmesh_dot_chat_dot_v1_dot_chat__pb2.GetConversationRequest.SerializeToString,
                 response_deserializer=chatmesh_dot_chat_dot_v1_dot_chat__pb2.GetConversationResponse.FromString,
                 _registered_method=True)
+        self.UpdateConversation = channel.unary_unary(
+                '/chatmesh.chat.v1.ConversationService/UpdateConversation',
+                request_serializer=chatmesh_dot_chat_dot_v1_dot_chat__pb2.UpdateConversationRequest.SerializeToString,
+                response_deserializer=chatmesh_dot_chat_dot_v1_dot_chat__pb2.UpdateConversationResponse.FromString,
+                _registered_method=True)
         self.RenameConversation = channel.unary_unary(
                 '/chatmesh.chat.v1.ConversationService/RenameConversation',
                 request_serializer=chatmesh_dot_chat_dot_v1_dot_chat__pb2.RenameConversationRequest.SerializeToString,
@@ -343,6 +348,16 @@ class ConversationServiceServicer:
         """GetConversation returns one with its messages.
 
         Errors: NOT_FOUND (REASON_CONVERSATION_NOT_FOUND), also for those of others.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def UpdateConversation(self, request, context):
+        """UpdateConversation changes its title, or whether its turns run in the background. What is absent
+        stays. Repeatable.
+
+        Errors: NOT_FOUND (REASON_CONVERSATION_NOT_FOUND), INVALID_ARGUMENT.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -378,6 +393,11 @@ def add_ConversationServiceServicer_to_server(servicer, server):
                     servicer.GetConversation,
                     request_deserializer=chatmesh_dot_chat_dot_v1_dot_chat__pb2.GetConversationRequest.FromString,
                     response_serializer=chatmesh_dot_chat_dot_v1_dot_chat__pb2.GetConversationResponse.SerializeToString,
+            ),
+            'UpdateConversation': grpc.unary_unary_rpc_method_handler(
+                    servicer.UpdateConversation,
+                    request_deserializer=chatmesh_dot_chat_dot_v1_dot_chat__pb2.UpdateConversationRequest.FromString,
+                    response_serializer=chatmesh_dot_chat_dot_v1_dot_chat__pb2.UpdateConversationResponse.SerializeToString,
             ),
             'RenameConversation': grpc.unary_unary_rpc_method_handler(
                     servicer.RenameConversation,
@@ -445,6 +465,33 @@ class ConversationService:
             '/chatmesh.chat.v1.ConversationService/GetConversation',
             chatmesh_dot_chat_dot_v1_dot_chat__pb2.GetConversationRequest.SerializeToString,
             chatmesh_dot_chat_dot_v1_dot_chat__pb2.GetConversationResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def UpdateConversation(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/chatmesh.chat.v1.ConversationService/UpdateConversation',
+            chatmesh_dot_chat_dot_v1_dot_chat__pb2.UpdateConversationRequest.SerializeToString,
+            chatmesh_dot_chat_dot_v1_dot_chat__pb2.UpdateConversationResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -189,6 +189,12 @@ class ConversationServiceStub:
 
     Errors: NOT_FOUND (REASON_CONVERSATION_NOT_FOUND), also for those of others.
     """
+    UpdateConversation: _grpc.UnaryUnaryMultiCallable[_chat_pb2.UpdateConversationRequest, _chat_pb2.UpdateConversationResponse]
+    """UpdateConversation changes its title, or whether its turns run in the background. What is absent
+    stays. Repeatable.
+
+    Errors: NOT_FOUND (REASON_CONVERSATION_NOT_FOUND), INVALID_ARGUMENT.
+    """
     RenameConversation: _grpc.UnaryUnaryMultiCallable[_chat_pb2.RenameConversationRequest, _chat_pb2.RenameConversationResponse]
     """RenameConversation changes its title.
 
@@ -214,6 +220,12 @@ class ConversationServiceAsyncStub(ConversationServiceStub):
     """GetConversation returns one with its messages.
 
     Errors: NOT_FOUND (REASON_CONVERSATION_NOT_FOUND), also for those of others.
+    """
+    UpdateConversation: _aio.UnaryUnaryMultiCallable[_chat_pb2.UpdateConversationRequest, _chat_pb2.UpdateConversationResponse]  # type: ignore[assignment]
+    """UpdateConversation changes its title, or whether its turns run in the background. What is absent
+    stays. Repeatable.
+
+    Errors: NOT_FOUND (REASON_CONVERSATION_NOT_FOUND), INVALID_ARGUMENT.
     """
     RenameConversation: _aio.UnaryUnaryMultiCallable[_chat_pb2.RenameConversationRequest, _chat_pb2.RenameConversationResponse]  # type: ignore[assignment]
     """RenameConversation changes its title.
@@ -249,6 +261,18 @@ class ConversationServiceServicer(metaclass=_abc_1.ABCMeta):
         """GetConversation returns one with its messages.
 
         Errors: NOT_FOUND (REASON_CONVERSATION_NOT_FOUND), also for those of others.
+        """
+
+    @_abc_1.abstractmethod
+    def UpdateConversation(
+        self,
+        request: _chat_pb2.UpdateConversationRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_chat_pb2.UpdateConversationResponse, _abc.Awaitable[_chat_pb2.UpdateConversationResponse]]:
+        """UpdateConversation changes its title, or whether its turns run in the background. What is absent
+        stays. Repeatable.
+
+        Errors: NOT_FOUND (REASON_CONVERSATION_NOT_FOUND), INVALID_ARGUMENT.
         """
 
     @_abc_1.abstractmethod

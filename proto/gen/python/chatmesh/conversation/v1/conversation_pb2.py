@@ -22,60 +22,63 @@ _runtime_version.ValidateProtobufRuntimeVersion(
 _sym_db = _symbol_database.Default()
 
 
+from chatmesh.content.v1 import content_pb2 as chatmesh_dot_content_dot_v1_dot_content__pb2
 from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n+chatmesh/conversation/v1/conversation.proto\x12\x18\x63hatmesh.conversation.v1\x1a\x1fgoogle/protobuf/timestamp.proto\"\xc6\x01\n\x06Thread\x12\n\n\x02id\x18\x01 \x01(\t\x12\r\n\x05title\x18\x02 \x01(\t\x12\r\n\x05model\x18\x03 \x01(\t\x12/\n\x0b\x63reate_time\x18\x04 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12/\n\x0bupdate_time\x18\x05 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x19\n\x11total_token_count\x18\x06 \x01(\x03\x12\x15\n\rmessage_count\x18\x07 \x01(\x05\"\xd1\x01\n\x07Message\x12\n\n\x02id\x18\x01 \x01(\t\x12,\n\x04role\x18\x02 \x01(\x0e\x32\x1e.chatmesh.conversation.v1.Role\x12\x0f\n\x07\x63ontent\x18\x03 \x01(\t\x12\x13\n\x0btoken_count\x18\x04 \x01(\r\x12\x0f\n\x07turn_id\x18\x05 \x01(\t\x12/\n\x0b\x63reate_time\x18\x06 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x15\n\rfinish_reason\x18\x07 \x01(\t\x12\r\n\x05model\x18\x08 \x01(\t\"\x86\x01\n\nNewMessage\x12,\n\x04role\x18\x01 \x01(\x0e\x32\x1e.chatmesh.conversation.v1.Role\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\x12\x13\n\x0btoken_count\x18\x03 \x01(\r\x12\x15\n\rfinish_reason\x18\x04 \x01(\t\x12\r\n\x05model\x18\x05 \x01(\t\"9\n\x10GetThreadRequest\x12\x12\n\naccount_id\x18\x01 \x01(\t\x12\x11\n\tthread_id\x18\x02 \x01(\t\"E\n\x11GetThreadResponse\x12\x30\n\x06thread\x18\x01 \x01(\x0b\x32 .chatmesh.conversation.v1.Thread\"O\n\x12ListThreadsRequest\x12\x12\n\naccount_id\x18\x01 \x01(\t\x12\x11\n\tpage_size\x18\x02 \x01(\x05\x12\x12\n\npage_token\x18\x03 \x01(\t\"a\n\x13ListThreadsResponse\x12\x31\n\x07threads\x18\x01 \x03(\x0b\x32 .chatmesh.conversation.v1.Thread\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"c\n\x13ListMessagesRequest\x12\x12\n\naccount_id\x18\x01 \x01(\t\x12\x11\n\tthread_id\x18\x02 \x01(\t\x12\x11\n\tpage_size\x18\x03 \x01(\x05\x12\x12\n\npage_token\x18\x04 \x01(\t\"d\n\x14ListMessagesResponse\x12\x33\n\x08messages\x18\x01 \x03(\x0b\x32!.chatmesh.conversation.v1.Message\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"k\n\x0eGetTailRequest\x12\x12\n\naccount_id\x18\x01 \x01(\t\x12\x11\n\tthread_id\x18\x02 \x01(\t\x12\x17\n\x0ftoken_count_max\x18\x03 \x01(\r\x12\x19\n\x11message_count_max\x18\x04 \x01(\r\"\x97\x01\n\x0fGetTailResponse\x12\x30\n\x06thread\x18\x01 \x01(\x0b\x32 .chatmesh.conversation.v1.Thread\x12\x33\n\x08messages\x18\x02 \x03(\x0b\x32!.chatmesh.conversation.v1.Message\x12\x1d\n\x15omitted_message_count\x18\x03 \x01(\r\"[\n\x13\x43reateThreadRequest\x12\x12\n\naccount_id\x18\x01 \x01(\t\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12\r\n\x05title\x18\x03 \x01(\t\x12\r\n\x05model\x18\x04 \x01(\t\"H\n\x14\x43reateThreadResponse\x12\x30\n\x06thread\x18\x01 \x01(\x0b\x32 .chatmesh.conversation.v1.Thread\"\xb4\x01\n\x15\x41ppendMessagesRequest\x12\x12\n\naccount_id\x18\x01 \x01(\t\x12\x11\n\tthread_id\x18\x02 \x01(\t\x12\x12\n\nrequest_id\x18\x03 \x01(\t\x12\x36\n\x08messages\x18\x04 \x03(\x0b\x32$.chatmesh.conversation.v1.NewMessage\x12\r\n\x05model\x18\x05 \x01(\t\x12\x19\n\x11\x63reate_if_missing\x18\x06 \x01(\x08\"\x7f\n\x16\x41ppendMessagesResponse\x12\x30\n\x06thread\x18\x01 \x01(\x0b\x32 .chatmesh.conversation.v1.Thread\x12\x33\n\x08messages\x18\x02 \x03(\x0b\x32!.chatmesh.conversation.v1.Message\"_\n\x13RenameThreadRequest\x12\x12\n\naccount_id\x18\x01 \x01(\t\x12\x11\n\tthread_id\x18\x02 \x01(\t\x12\r\n\x05title\x18\x03 \x01(\t\x12\x12\n\nrequest_id\x18\x04 \x01(\t\"H\n\x14RenameThreadResponse\x12\x30\n\x06thread\x18\x01 \x01(\x0b\x32 .chatmesh.conversation.v1.Thread\"P\n\x13\x44\x65leteThreadRequest\x12\x12\n\naccount_id\x18\x01 \x01(\t\x12\x11\n\tthread_id\x18\x02 \x01(\t\x12\x12\n\nrequest_id\x18\x03 \x01(\t\"\x16\n\x14\x44\x65leteThreadResponse*\xa9\x01\n\x06Reason\x12\x16\n\x12REASON_UNSPECIFIED\x10\x00\x12\x1b\n\x17REASON_THREAD_NOT_FOUND\x10\x01\x12\x16\n\x12REASON_BAD_REQUEST\x10\x02\x12\x19\n\x15REASON_BAD_PAGE_TOKEN\x10\x03\x12\x19\n\x15REASON_REQUEST_REUSED\x10\x04\x12\x1c\n\x18REASON_STORE_UNAVAILABLE\x10\x05*_\n\x04Role\x12\x14\n\x10ROLE_UNSPECIFIED\x10\x00\x12\x0f\n\x0bROLE_SYSTEM\x10\x01\x12\r\n\tROLE_USER\x10\x02\x12\x12\n\x0eROLE_ASSISTANT\x10\x03\x12\r\n\tROLE_TOOL\x10\x04\x32\xb4\x03\n\x11ThreadReadService\x12\x64\n\tGetThread\x12*.chatmesh.conversation.v1.GetThreadRequest\x1a+.chatmesh.conversation.v1.GetThreadResponse\x12j\n\x0bListThreads\x12,.chatmesh.conversation.v1.ListThreadsRequest\x1a-.chatmesh.conversation.v1.ListThreadsResponse\x12m\n\x0cListMessages\x12-.chatmesh.conversation.v1.ListMessagesRequest\x1a..chatmesh.conversation.v1.ListMessagesResponse\x12^\n\x07GetTail\x12(.chatmesh.conversation.v1.GetTailRequest\x1a).chatmesh.conversation.v1.GetTailResponse2\xd6\x03\n\x12ThreadWriteService\x12m\n\x0c\x43reateThread\x12-.chatmesh.conversation.v1.CreateThreadRequest\x1a..chatmesh.conversation.v1.CreateThreadResponse\x12s\n\x0e\x41ppendMessages\x12/.chatmesh.conversation.v1.AppendMessagesRequest\x1a\x30.chatmesh.conversation.v1.AppendMessagesResponse\x12m\n\x0cRenameThread\x12-.chatmesh.conversation.v1.RenameThreadRequest\x1a..chatmesh.conversation.v1.RenameThreadResponse\x12m\n\x0c\x44\x65leteThread\x12-.chatmesh.conversation.v1.DeleteThreadRequest\x1a..chatmesh.conversation.v1.DeleteThreadResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n+chatmesh/conversation/v1/conversation.proto\x12\x18\x63hatmesh.conversation.v1\x1a!chatmesh/content/v1/content.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\xda\x01\n\x06Thread\x12\n\n\x02id\x18\x01 \x01(\t\x12\r\n\x05title\x18\x02 \x01(\t\x12\r\n\x05model\x18\x03 \x01(\t\x12/\n\x0b\x63reate_time\x18\x04 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12/\n\x0bupdate_time\x18\x05 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x19\n\x11total_token_count\x18\x06 \x01(\x03\x12\x15\n\rmessage_count\x18\x07 \x01(\x05\x12\x12\n\nbackground\x18\x08 \x01(\x08\"\xff\x01\n\x07Message\x12\n\n\x02id\x18\x01 \x01(\t\x12\'\n\x04role\x18\x02 \x01(\x0e\x32\x19.chatmesh.content.v1.Role\x12\x0f\n\x07\x63ontent\x18\x03 \x01(\t\x12\x13\n\x0btoken_count\x18\x04 \x01(\r\x12\x0f\n\x07turn_id\x18\x05 \x01(\t\x12/\n\x0b\x63reate_time\x18\x06 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x15\n\rfinish_reason\x18\x07 \x01(\t\x12\r\n\x05model\x18\x08 \x01(\t\x12\x31\n\x06\x66inish\x18\t \x01(\x0e\x32!.chatmesh.content.v1.FinishReason\"\xde\x01\n\nNewMessage\x12\'\n\x04role\x18\x01 \x01(\x0e\x32\x19.chatmesh.content.v1.Role\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\x12\x13\n\x0btoken_count\x18\x03 \x01(\r\x12\x15\n\rfinish_reason\x18\x04 \x01(\t\x12\r\n\x05model\x18\x05 \x01(\t\x12\x31\n\x06\x66inish\x18\x06 \x01(\x0e\x32!.chatmesh.content.v1.FinishReason\x12(\n\x05parts\x18\x07 \x03(\x0b\x32\x19.chatmesh.content.v1.Part\"9\n\x10GetThreadRequest\x12\x12\n\naccount_id\x18\x01 \x01(\t\x12\x11\n\tthread_id\x18\x02 \x01(\t\"E\n\x11GetThreadResponse\x12\x30\n\x06thread\x18\x01 \x01(\x0b\x32 .chatmesh.conversation.v1.Thread\"O\n\x12ListThreadsRequest\x12\x12\n\naccount_id\x18\x01 \x01(\t\x12\x11\n\tpage_size\x18\x02 \x01(\x05\x12\x12\n\npage_token\x18\x03 \x01(\t\"a\n\x13ListThreadsResponse\x12\x31\n\x07threads\x18\x01 \x03(\x0b\x32 .chatmesh.conversation.v1.Thread\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"c\n\x13ListMessagesRequest\x12\x12\n\naccount_id\x18\x01 \x01(\t\x12\x11\n\tthread_id\x18\x02 \x01(\t\x12\x11\n\tpage_size\x18\x03 \x01(\x05\x12\x12\n\npage_token\x18\x04 \x01(\t\"d\n\x14ListMessagesResponse\x12\x33\n\x08messages\x18\x01 \x03(\x0b\x32!.chatmesh.conversation.v1.Message\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"k\n\x0eGetTailRequest\x12\x12\n\naccount_id\x18\x01 \x01(\t\x12\x11\n\tthread_id\x18\x02 \x01(\t\x12\x17\n\x0ftoken_count_max\x18\x03 \x01(\r\x12\x19\n\x11message_count_max\x18\x04 \x01(\r\"\x97\x01\n\x0fGetTailResponse\x12\x30\n\x06thread\x18\x01 \x01(\x0b\x32 .chatmesh.conversation.v1.Thread\x12\x33\n\x08messages\x18\x02 \x03(\x0b\x32!.chatmesh.conversation.v1.Message\x12\x1d\n\x15omitted_message_count\x18\x03 \x01(\r\"[\n\x13\x43reateThreadRequest\x12\x12\n\naccount_id\x18\x01 \x01(\t\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12\r\n\x05title\x18\x03 \x01(\t\x12\r\n\x05model\x18\x04 \x01(\t\"H\n\x14\x43reateThreadResponse\x12\x30\n\x06thread\x18\x01 \x01(\x0b\x32 .chatmesh.conversation.v1.Thread\"\xb4\x01\n\x15\x41ppendMessagesRequest\x12\x12\n\naccount_id\x18\x01 \x01(\t\x12\x11\n\tthread_id\x18\x02 \x01(\t\x12\x12\n\nrequest_id\x18\x03 \x01(\t\x12\x36\n\x08messages\x18\x04 \x03(\x0b\x32$.chatmesh.conversation.v1.NewMessage\x12\r\n\x05model\x18\x05 \x01(\t\x12\x19\n\x11\x63reate_if_missing\x18\x06 \x01(\x08\"\x7f\n\x16\x41ppendMessagesResponse\x12\x30\n\x06thread\x18\x01 \x01(\x0b\x32 .chatmesh.conversation.v1.Thread\x12\x33\n\x08messages\x18\x02 \x03(\x0b\x32!.chatmesh.conversation.v1.Message\"\x96\x01\n\x13UpdateThreadRequest\x12\x12\n\naccount_id\x18\x01 \x01(\t\x12\x11\n\tthread_id\x18\x02 \x01(\t\x12\x12\n\x05title\x18\x03 \x01(\tH\x00\x88\x01\x01\x12\x17\n\nbackground\x18\x04 \x01(\x08H\x01\x88\x01\x01\x12\x12\n\nrequest_id\x18\x05 \x01(\tB\x08\n\x06_titleB\r\n\x0b_background\"H\n\x14UpdateThreadResponse\x12\x30\n\x06thread\x18\x01 \x01(\x0b\x32 .chatmesh.conversation.v1.Thread\"_\n\x13RenameThreadRequest\x12\x12\n\naccount_id\x18\x01 \x01(\t\x12\x11\n\tthread_id\x18\x02 \x01(\t\x12\r\n\x05title\x18\x03 \x01(\t\x12\x12\n\nrequest_id\x18\x04 \x01(\t\"H\n\x14RenameThreadResponse\x12\x30\n\x06thread\x18\x01 \x01(\x0b\x32 .chatmesh.conversation.v1.Thread\"P\n\x13\x44\x65leteThreadRequest\x12\x12\n\naccount_id\x18\x01 \x01(\t\x12\x11\n\tthread_id\x18\x02 \x01(\t\x12\x12\n\nrequest_id\x18\x03 \x01(\t\"\x16\n\x14\x44\x65leteThreadResponse*\xa9\x01\n\x06Reason\x12\x16\n\x12REASON_UNSPECIFIED\x10\x00\x12\x1b\n\x17REASON_THREAD_NOT_FOUND\x10\x01\x12\x16\n\x12REASON_BAD_REQUEST\x10\x02\x12\x19\n\x15REASON_BAD_PAGE_TOKEN\x10\x03\x12\x19\n\x15REASON_REQUEST_REUSED\x10\x04\x12\x1c\n\x18REASON_STORE_UNAVAILABLE\x10\x05\x32\xb4\x03\n\x11ThreadReadService\x12\x64\n\tGetThread\x12*.chatmesh.conversation.v1.GetThreadRequest\x1a+.chatmesh.conversation.v1.GetThreadResponse\x12j\n\x0bListThreads\x12,.chatmesh.conversation.v1.ListThreadsRequest\x1a-.chatmesh.conversation.v1.ListThreadsResponse\x12m\n\x0cListMessages\x12-.chatmesh.conversation.v1.ListMessagesRequest\x1a..chatmesh.conversation.v1.ListMessagesResponse\x12^\n\x07GetTail\x12(.chatmesh.conversation.v1.GetTailRequest\x1a).chatmesh.conversation.v1.GetTailResponse2\xc5\x04\n\x12ThreadWriteService\x12m\n\x0c\x43reateThread\x12-.chatmesh.conversation.v1.CreateThreadRequest\x1a..chatmesh.conversation.v1.CreateThreadResponse\x12s\n\x0e\x41ppendMessages\x12/.chatmesh.conversation.v1.AppendMessagesRequest\x1a\x30.chatmesh.conversation.v1.AppendMessagesResponse\x12m\n\x0cUpdateThread\x12-.chatmesh.conversation.v1.UpdateThreadRequest\x1a..chatmesh.conversation.v1.UpdateThreadResponse\x12m\n\x0cRenameThread\x12-.chatmesh.conversation.v1.RenameThreadRequest\x1a..chatmesh.conversation.v1.RenameThreadResponse\x12m\n\x0c\x44\x65leteThread\x12-.chatmesh.conversation.v1.DeleteThreadRequest\x1a..chatmesh.conversation.v1.DeleteThreadResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'chatmesh.conversation.v1.conversation_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_REASON']._serialized_start=2189
-  _globals['_REASON']._serialized_end=2358
-  _globals['_ROLE']._serialized_start=2360
-  _globals['_ROLE']._serialized_end=2455
-  _globals['_THREAD']._serialized_start=107
-  _globals['_THREAD']._serialized_end=305
-  _globals['_MESSAGE']._serialized_start=308
-  _globals['_MESSAGE']._serialized_end=517
-  _globals['_NEWMESSAGE']._serialized_start=520
-  _globals['_NEWMESSAGE']._serialized_end=654
-  _globals['_GETTHREADREQUEST']._serialized_start=656
-  _globals['_GETTHREADREQUEST']._serialized_end=713
-  _globals['_GETTHREADRESPONSE']._serialized_start=715
-  _globals['_GETTHREADRESPONSE']._serialized_end=784
-  _globals['_LISTTHREADSREQUEST']._serialized_start=786
-  _globals['_LISTTHREADSREQUEST']._serialized_end=865
-  _globals['_LISTTHREADSRESPONSE']._serialized_start=867
-  _globals['_LISTTHREADSRESPONSE']._serialized_end=964
-  _globals['_LISTMESSAGESREQUEST']._serialized_start=966
-  _globals['_LISTMESSAGESREQUEST']._serialized_end=1065
-  _globals['_LISTMESSAGESRESPONSE']._serialized_start=1067
-  _globals['_LISTMESSAGESRESPONSE']._serialized_end=1167
-  _globals['_GETTAILREQUEST']._serialized_start=1169
-  _globals['_GETTAILREQUEST']._serialized_end=1276
-  _globals['_GETTAILRESPONSE']._serialized_start=1279
-  _globals['_GETTAILRESPONSE']._serialized_end=1430
-  _globals['_CREATETHREADREQUEST']._serialized_start=1432
-  _globals['_CREATETHREADREQUEST']._serialized_end=1523
-  _globals['_CREATETHREADRESPONSE']._serialized_start=1525
-  _globals['_CREATETHREADRESPONSE']._serialized_end=1597
-  _globals['_APPENDMESSAGESREQUEST']._serialized_start=1600
-  _globals['_APPENDMESSAGESREQUEST']._serialized_end=1780
-  _globals['_APPENDMESSAGESRESPONSE']._serialized_start=1782
-  _globals['_APPENDMESSAGESRESPONSE']._serialized_end=1909
-  _globals['_RENAMETHREADREQUEST']._serialized_start=1911
-  _globals['_RENAMETHREADREQUEST']._serialized_end=2006
-  _globals['_RENAMETHREADRESPONSE']._serialized_start=2008
-  _globals['_RENAMETHREADRESPONSE']._serialized_end=2080
-  _globals['_DELETETHREADREQUEST']._serialized_start=2082
-  _globals['_DELETETHREADREQUEST']._serialized_end=2162
-  _globals['_DELETETHREADRESPONSE']._serialized_start=2164
-  _globals['_DELETETHREADRESPONSE']._serialized_end=2186
-  _globals['_THREADREADSERVICE']._serialized_start=2458
-  _globals['_THREADREADSERVICE']._serialized_end=2894
-  _globals['_THREADWRITESERVICE']._serialized_start=2897
-  _globals['_THREADWRITESERVICE']._serialized_end=3367
+  _globals['_REASON']._serialized_start=2605
+  _globals['_REASON']._serialized_end=2774
+  _globals['_THREAD']._serialized_start=142
+  _globals['_THREAD']._serialized_end=360
+  _globals['_MESSAGE']._serialized_start=363
+  _globals['_MESSAGE']._serialized_end=618
+  _globals['_NEWMESSAGE']._serialized_start=621
+  _globals['_NEWMESSAGE']._serialized_end=843
+  _globals['_GETTHREADREQUEST']._serialized_start=845
+  _globals['_GETTHREADREQUEST']._serialized_end=902
+  _globals['_GETTHREADRESPONSE']._serialized_start=904
+  _globals['_GETTHREADRESPONSE']._serialized_end=973
+  _globals['_LISTTHREADSREQUEST']._serialized_start=975
+  _globals['_LISTTHREADSREQUEST']._serialized_end=1054
+  _globals['_LISTTHREADSRESPONSE']._serialized_start=1056
+  _globals['_LISTTHREADSRESPONSE']._serialized_end=1153
+  _globals['_LISTMESSAGESREQUEST']._serialized_start=1155
+  _globals['_LISTMESSAGESREQUEST']._serialized_end=1254
+  _globals['_LISTMESSAGESRESPONSE']._serialized_start=1256
+  _globals['_LISTMESSAGESRESPONSE']._serialized_end=1356
+  _globals['_GETTAILREQUEST']._serialized_start=1358
+  _globals['_GETTAILREQUEST']._serialized_end=1465
+  _globals['_GETTAILRESPONSE']._serialized_start=1468
+  _globals['_GETTAILRESPONSE']._serialized_end=1619
+  _globals['_CREATETHREADREQUEST']._serialized_start=1621
+  _globals['_CREATETHREADREQUEST']._serialized_end=1712
+  _globals['_CREATETHREADRESPONSE']._serialized_start=1714
+  _globals['_CREATETHREADRESPONSE']._serialized_end=1786
+  _globals['_APPENDMESSAGESREQUEST']._serialized_start=1789
+  _globals['_APPENDMESSAGESREQUEST']._serialized_end=1969
+  _globals['_APPENDMESSAGESRESPONSE']._serialized_start=1971
+  _globals['_APPENDMESSAGESRESPONSE']._serialized_end=2098
+  _globals['_UPDATETHREADREQUEST']._serialized_start=2101
+  _globals['_UPDATETHREADREQUEST']._serialized_end=2251
+  _globals['_UPDATETHREADRESPONSE']._serialized_start=2253
+  _globals['_UPDATETHREADRESPONSE']._serialized_end=2325
+  _globals['_RENAMETHREADREQUEST']._serialized_start=2327
+  _globals['_RENAMETHREADREQUEST']._serialized_end=2422
+  _globals['_RENAMETHREADRESPONSE']._serialized_start=2424
+  _globals['_RENAMETHREADRESPONSE']._serialized_end=2496
+  _globals['_DELETETHREADREQUEST']._serialized_start=2498
+  _globals['_DELETETHREADREQUEST']._serialized_end=2578
+  _globals['_DELETETHREADRESPONSE']._serialized_start=2580
+  _globals['_DELETETHREADRESPONSE']._serialized_end=2602
+  _globals['_THREADREADSERVICE']._serialized_start=2777
+  _globals['_THREADREADSERVICE']._serialized_end=3213
+  _globals['_THREADWRITESERVICE']._serialized_start=3216
+  _globals['_THREADWRITESERVICE']._serialized_end=3797
 # @@protoc_insertion_point(module_scope)

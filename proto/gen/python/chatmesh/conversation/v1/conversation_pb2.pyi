@@ -7,6 +7,7 @@ Every request names the account it acts for; the store enforces it by row-level 
 that another account's thread is not forbidden but not found.
 """
 
+from chatmesh.content.v1 import content_pb2 as _content_pb2
 from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
@@ -60,38 +61,6 @@ REASON_STORE_UNAVAILABLE: Reason.ValueType  # 5
 """PostgreSQL does not answer."""
 Global___Reason: _TypeAlias = Reason  # noqa: Y015
 
-class _Role:
-    ValueType = _typing.NewType("ValueType", _builtins.int)
-    V: _TypeAlias = ValueType  # noqa: Y015
-
-class _RoleEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Role.ValueType], _builtins.type):
-    DESCRIPTOR: _descriptor.EnumDescriptor
-    ROLE_UNSPECIFIED: _Role.ValueType  # 0
-    """Refused."""
-    ROLE_SYSTEM: _Role.ValueType  # 1
-    """The operator or developer."""
-    ROLE_USER: _Role.ValueType  # 2
-    """The person."""
-    ROLE_ASSISTANT: _Role.ValueType  # 3
-    """The model."""
-    ROLE_TOOL: _Role.ValueType  # 4
-    """The result of a tool call."""
-
-class Role(_Role, metaclass=_RoleEnumTypeWrapper):
-    """Role says who wrote a message."""
-
-ROLE_UNSPECIFIED: Role.ValueType  # 0
-"""Refused."""
-ROLE_SYSTEM: Role.ValueType  # 1
-"""The operator or developer."""
-ROLE_USER: Role.ValueType  # 2
-"""The person."""
-ROLE_ASSISTANT: Role.ValueType  # 3
-"""The model."""
-ROLE_TOOL: Role.ValueType  # 4
-"""The result of a tool call."""
-Global___Role: _TypeAlias = Role  # noqa: Y015
-
 @_typing.final
 class Thread(_message.Message):
     """Thread is a conversation."""
@@ -105,6 +74,7 @@ class Thread(_message.Message):
     UPDATE_TIME_FIELD_NUMBER: _builtins.int
     TOTAL_TOKEN_COUNT_FIELD_NUMBER: _builtins.int
     MESSAGE_COUNT_FIELD_NUMBER: _builtins.int
+    BACKGROUND_FIELD_NUMBER: _builtins.int
     id: _builtins.str
     """"thr_" and a ULID, made by the store."""
     title: _builtins.str
@@ -115,6 +85,10 @@ class Thread(_message.Message):
     """Tokens of all its messages."""
     message_count: _builtins.int
     """How many messages it has."""
+    background: _builtins.bool
+    """Its turns run to their end although nobody reads, unless a turn says otherwise. False for a new
+    one.
+    """
     @_builtins.property
     def create_time(self) -> _timestamp_pb2.Timestamp:
         """When it was made."""
@@ -133,10 +107,11 @@ class Thread(_message.Message):
         update_time: _timestamp_pb2.Timestamp | None = ...,
         total_token_count: _builtins.int = ...,
         message_count: _builtins.int = ...,
+        background: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["create_time", b"create_time", "update_time", b"update_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["create_time", b"create_time", "id", b"id", "message_count", b"message_count", "model", b"model", "title", b"title", "total_token_count", b"total_token_count", "update_time", b"update_time"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["background", b"background", "create_time", b"create_time", "id", b"id", "message_count", b"message_count", "model", b"model", "title", b"title", "total_token_count", b"total_token_count", "update_time", b"update_time"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -156,9 +131,10 @@ class Message(_message.Message):
     CREATE_TIME_FIELD_NUMBER: _builtins.int
     FINISH_REASON_FIELD_NUMBER: _builtins.int
     MODEL_FIELD_NUMBER: _builtins.int
+    FINISH_FIELD_NUMBER: _builtins.int
     id: _builtins.str
     """"msg_" and a ULID, made by the store."""
-    role: Global___Role.ValueType
+    role: _content_pb2.Role.ValueType
     """Who wrote it."""
     content: _builtins.str
     """The text (UTF-8, at most 1 MiB). Text that safety withheld is never here."""
@@ -167,9 +143,14 @@ class Message(_message.Message):
     turn_id: _builtins.str
     """The turn that added it."""
     finish_reason: _builtins.str
-    """Why an answer ended ("stop", "length", "content_filter", "cancelled"); empty for other roles."""
+    """Why an answer ended, as a word ("stop", "length", "content_filter", "cancelled"; empty for other
+    roles), for a reader of the version before, and what counts when finish is unspecified: a writer
+    of that version.
+    """
     model: _builtins.str
     """Model that wrote an answer; empty for other roles."""
+    finish: _content_pb2.FinishReason.ValueType
+    """Why an answer ended; unspecified for other roles."""
     @_builtins.property
     def create_time(self) -> _timestamp_pb2.Timestamp:
         """When it was added."""
@@ -178,17 +159,18 @@ class Message(_message.Message):
         self,
         *,
         id: _builtins.str = ...,
-        role: Global___Role.ValueType = ...,
+        role: _content_pb2.Role.ValueType = ...,
         content: _builtins.str = ...,
         token_count: _builtins.int = ...,
         turn_id: _builtins.str = ...,
         create_time: _timestamp_pb2.Timestamp | None = ...,
         finish_reason: _builtins.str = ...,
         model: _builtins.str = ...,
+        finish: _content_pb2.FinishReason.ValueType = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["create_time", b"create_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["content", b"content", "create_time", b"create_time", "finish_reason", b"finish_reason", "id", b"id", "model", b"model", "role", b"role", "token_count", b"token_count", "turn_id", b"turn_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["content", b"content", "create_time", b"create_time", "finish", b"finish", "finish_reason", b"finish_reason", "id", b"id", "model", b"model", "role", b"role", "token_count", b"token_count", "turn_id", b"turn_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -205,28 +187,41 @@ class NewMessage(_message.Message):
     TOKEN_COUNT_FIELD_NUMBER: _builtins.int
     FINISH_REASON_FIELD_NUMBER: _builtins.int
     MODEL_FIELD_NUMBER: _builtins.int
-    role: Global___Role.ValueType
+    FINISH_FIELD_NUMBER: _builtins.int
+    PARTS_FIELD_NUMBER: _builtins.int
+    role: _content_pb2.Role.ValueType
     """Who wrote it."""
     content: _builtins.str
     """The text (UTF-8, at most 1 MiB)."""
     token_count: _builtins.int
     """Tokens of the text."""
     finish_reason: _builtins.str
-    """Why an answer ended; empty for other roles."""
+    """Why an answer ended, as a word ("stop", "length", "content_filter", "cancelled"; empty for other
+    roles), for a reader of the version before, and what counts when finish is unspecified: a writer
+    of that version.
+    """
     model: _builtins.str
     """Model that wrote an answer; empty for other roles."""
+    finish: _content_pb2.FinishReason.ValueType
+    """Why an answer ended; unspecified for other roles."""
+    @_builtins.property
+    def parts(self) -> _containers.RepeatedCompositeFieldContainer[_content_pb2.Part]:
+        """Refused: only text is stored yet."""
+
     def __init__(
         self,
         *,
-        role: Global___Role.ValueType = ...,
+        role: _content_pb2.Role.ValueType = ...,
         content: _builtins.str = ...,
         token_count: _builtins.int = ...,
         finish_reason: _builtins.str = ...,
         model: _builtins.str = ...,
+        finish: _content_pb2.FinishReason.ValueType = ...,
+        parts: _abc.Iterable[_content_pb2.Part] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["content", b"content", "finish_reason", b"finish_reason", "model", b"model", "role", b"role", "token_count", b"token_count"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["content", b"content", "finish", b"finish", "finish_reason", b"finish_reason", "model", b"model", "parts", b"parts", "role", b"role", "token_count", b"token_count"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -605,6 +600,75 @@ class AppendMessagesResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___AppendMessagesResponse: _TypeAlias = AppendMessagesResponse  # noqa: Y015
+
+@_typing.final
+class UpdateThreadRequest(_message.Message):
+    """UpdateThreadRequest changes a thread."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ACCOUNT_ID_FIELD_NUMBER: _builtins.int
+    THREAD_ID_FIELD_NUMBER: _builtins.int
+    TITLE_FIELD_NUMBER: _builtins.int
+    BACKGROUND_FIELD_NUMBER: _builtins.int
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    account_id: _builtins.str
+    """The account."""
+    thread_id: _builtins.str
+    """The thread."""
+    title: _builtins.str
+    """The new title; 1 to 200 characters. Absent: it stays."""
+    background: _builtins.bool
+    """Whether its turns run to their end although nobody reads. Absent: as it was."""
+    request_id: _builtins.str
+    """Makes the call repeatable."""
+    def __init__(
+        self,
+        *,
+        account_id: _builtins.str = ...,
+        thread_id: _builtins.str = ...,
+        title: _builtins.str | None = ...,
+        background: _builtins.bool | None = ...,
+        request_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_background", b"_background", "_title", b"_title", "background", b"background", "title", b"title"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_background", b"_background", "_title", b"_title", "account_id", b"account_id", "background", b"background", "request_id", b"request_id", "thread_id", b"thread_id", "title", b"title"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__background: _TypeAlias = _typing.Literal["background"]  # noqa: Y015
+    _WhichOneofArgType__background: _TypeAlias = _typing.Literal["_background", b"_background"]  # noqa: Y015
+    _WhichOneofReturnType__title: _TypeAlias = _typing.Literal["title"]  # noqa: Y015
+    _WhichOneofArgType__title: _TypeAlias = _typing.Literal["_title", b"_title"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__background) -> _WhichOneofReturnType__background | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__title) -> _WhichOneofReturnType__title | None: ...
+
+Global___UpdateThreadRequest: _TypeAlias = UpdateThreadRequest  # noqa: Y015
+
+@_typing.final
+class UpdateThreadResponse(_message.Message):
+    """UpdateThreadResponse is the thread."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    THREAD_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def thread(self) -> Global___Thread:
+        """The thread after the change."""
+
+    def __init__(
+        self,
+        *,
+        thread: Global___Thread | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["thread", b"thread"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["thread", b"thread"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___UpdateThreadResponse: _TypeAlias = UpdateThreadResponse  # noqa: Y015
 
 @_typing.final
 class RenameThreadRequest(_message.Message):

@@ -263,6 +263,11 @@ class ThreadWriteServiceStub:
                 request_serializer=chatmesh_dot_conversation_dot_v1_dot_conversation__pb2.AppendMessagesRequest.SerializeToString,
                 response_deserializer=chatmesh_dot_conversation_dot_v1_dot_conversation__pb2.AppendMessagesResponse.FromString,
                 _registered_method=True)
+        self.UpdateThread = channel.unary_unary(
+                '/chatmesh.conversation.v1.ThreadWriteService/UpdateThread',
+                request_serializer=chatmesh_dot_conversation_dot_v1_dot_conversation__pb2.UpdateThreadRequest.SerializeToString,
+                response_deserializer=chatmesh_dot_conversation_dot_v1_dot_conversation__pb2.UpdateThreadResponse.FromString,
+                _registered_method=True)
         self.RenameThread = channel.unary_unary(
                 '/chatmesh.conversation.v1.ThreadWriteService/RenameThread',
                 request_serializer=chatmesh_dot_conversation_dot_v1_dot_conversation__pb2.RenameThreadRequest.SerializeToString,
@@ -299,8 +304,19 @@ class ThreadWriteServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def UpdateThread(self, request, context):
+        """UpdateThread changes what its owner may set: the title, and whether turns run in the background.
+        What is absent stays.
+
+        Errors: NOT_FOUND (REASON_THREAD_NOT_FOUND), INVALID_ARGUMENT (REASON_BAD_REQUEST, also when
+        nothing is to change), ALREADY_EXISTS (REASON_REQUEST_REUSED).
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def RenameThread(self, request, context):
-        """RenameThread changes the title.
+        """RenameThread changes the title: UpdateThread for callers of the version before.
 
         Errors: NOT_FOUND (REASON_THREAD_NOT_FOUND), INVALID_ARGUMENT (REASON_BAD_REQUEST).
         """
@@ -330,6 +346,11 @@ def add_ThreadWriteServiceServicer_to_server(servicer, server):
                     servicer.AppendMessages,
                     request_deserializer=chatmesh_dot_conversation_dot_v1_dot_conversation__pb2.AppendMessagesRequest.FromString,
                     response_serializer=chatmesh_dot_conversation_dot_v1_dot_conversation__pb2.AppendMessagesResponse.SerializeToString,
+            ),
+            'UpdateThread': grpc.unary_unary_rpc_method_handler(
+                    servicer.UpdateThread,
+                    request_deserializer=chatmesh_dot_conversation_dot_v1_dot_conversation__pb2.UpdateThreadRequest.FromString,
+                    response_serializer=chatmesh_dot_conversation_dot_v1_dot_conversation__pb2.UpdateThreadResponse.SerializeToString,
             ),
             'RenameThread': grpc.unary_unary_rpc_method_handler(
                     servicer.RenameThread,
@@ -397,6 +418,33 @@ class ThreadWriteService:
             '/chatmesh.conversation.v1.ThreadWriteService/AppendMessages',
             chatmesh_dot_conversation_dot_v1_dot_conversation__pb2.AppendMessagesRequest.SerializeToString,
             chatmesh_dot_conversation_dot_v1_dot_conversation__pb2.AppendMessagesResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def UpdateThread(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/chatmesh.conversation.v1.ThreadWriteService/UpdateThread',
+            chatmesh_dot_conversation_dot_v1_dot_conversation__pb2.UpdateThreadRequest.SerializeToString,
+            chatmesh_dot_conversation_dot_v1_dot_conversation__pb2.UpdateThreadResponse.FromString,
             options,
             channel_credentials,
             insecure,

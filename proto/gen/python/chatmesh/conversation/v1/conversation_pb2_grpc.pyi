@@ -158,8 +158,15 @@ class ThreadWriteServiceStub:
     Errors: NOT_FOUND (REASON_THREAD_NOT_FOUND), INVALID_ARGUMENT (REASON_BAD_REQUEST),
     ALREADY_EXISTS (REASON_REQUEST_REUSED).
     """
+    UpdateThread: _grpc.UnaryUnaryMultiCallable[_conversation_pb2.UpdateThreadRequest, _conversation_pb2.UpdateThreadResponse]
+    """UpdateThread changes what its owner may set: the title, and whether turns run in the background.
+    What is absent stays.
+
+    Errors: NOT_FOUND (REASON_THREAD_NOT_FOUND), INVALID_ARGUMENT (REASON_BAD_REQUEST, also when
+    nothing is to change), ALREADY_EXISTS (REASON_REQUEST_REUSED).
+    """
     RenameThread: _grpc.UnaryUnaryMultiCallable[_conversation_pb2.RenameThreadRequest, _conversation_pb2.RenameThreadResponse]
-    """RenameThread changes the title.
+    """RenameThread changes the title: UpdateThread for callers of the version before.
 
     Errors: NOT_FOUND (REASON_THREAD_NOT_FOUND), INVALID_ARGUMENT (REASON_BAD_REQUEST).
     """
@@ -187,8 +194,15 @@ class ThreadWriteServiceAsyncStub(ThreadWriteServiceStub):
     Errors: NOT_FOUND (REASON_THREAD_NOT_FOUND), INVALID_ARGUMENT (REASON_BAD_REQUEST),
     ALREADY_EXISTS (REASON_REQUEST_REUSED).
     """
+    UpdateThread: _aio.UnaryUnaryMultiCallable[_conversation_pb2.UpdateThreadRequest, _conversation_pb2.UpdateThreadResponse]  # type: ignore[assignment]
+    """UpdateThread changes what its owner may set: the title, and whether turns run in the background.
+    What is absent stays.
+
+    Errors: NOT_FOUND (REASON_THREAD_NOT_FOUND), INVALID_ARGUMENT (REASON_BAD_REQUEST, also when
+    nothing is to change), ALREADY_EXISTS (REASON_REQUEST_REUSED).
+    """
     RenameThread: _aio.UnaryUnaryMultiCallable[_conversation_pb2.RenameThreadRequest, _conversation_pb2.RenameThreadResponse]  # type: ignore[assignment]
-    """RenameThread changes the title.
+    """RenameThread changes the title: UpdateThread for callers of the version before.
 
     Errors: NOT_FOUND (REASON_THREAD_NOT_FOUND), INVALID_ARGUMENT (REASON_BAD_REQUEST).
     """
@@ -227,12 +241,25 @@ class ThreadWriteServiceServicer(metaclass=_abc_1.ABCMeta):
         """
 
     @_abc_1.abstractmethod
+    def UpdateThread(
+        self,
+        request: _conversation_pb2.UpdateThreadRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_conversation_pb2.UpdateThreadResponse, _abc.Awaitable[_conversation_pb2.UpdateThreadResponse]]:
+        """UpdateThread changes what its owner may set: the title, and whether turns run in the background.
+        What is absent stays.
+
+        Errors: NOT_FOUND (REASON_THREAD_NOT_FOUND), INVALID_ARGUMENT (REASON_BAD_REQUEST, also when
+        nothing is to change), ALREADY_EXISTS (REASON_REQUEST_REUSED).
+        """
+
+    @_abc_1.abstractmethod
     def RenameThread(
         self,
         request: _conversation_pb2.RenameThreadRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_conversation_pb2.RenameThreadResponse, _abc.Awaitable[_conversation_pb2.RenameThreadResponse]]:
-        """RenameThread changes the title.
+        """RenameThread changes the title: UpdateThread for callers of the version before.
 
         Errors: NOT_FOUND (REASON_THREAD_NOT_FOUND), INVALID_ARGUMENT (REASON_BAD_REQUEST).
         """

@@ -219,7 +219,7 @@ Global___GetConversationRequest: _TypeAlias = GetConversationRequest  # noqa: Y0
 
 @_typing.final
 class RenameConversationRequest(_message.Message):
-    """RenameConversationRequest changes a title."""
+    """RenameConversationRequest changes a conversation."""
 
     DESCRIPTOR: _descriptor.Descriptor
 

@@ -155,7 +155,8 @@ class OpenAIServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def RenameConversation(self, request, context):
-        """RenameConversation changes a title; the body is {"title": …}. Repeatable.
+        """RenameConversation changes a conversation; the body is {"title": …, "background": …}, at least
+        one of them. Repeatable. It has its name from the version before, whose edge calls it so.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

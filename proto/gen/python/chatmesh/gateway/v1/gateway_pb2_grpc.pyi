@@ -58,7 +58,9 @@ class OpenAIServiceStub:
     GetConversation: _grpc.UnaryUnaryMultiCallable[_gateway_pb2.GetConversationRequest, _httpbody_pb2.HttpBody]
     """GetConversation returns one conversation with its messages. Repeatable."""
     RenameConversation: _grpc.UnaryUnaryMultiCallable[_gateway_pb2.RenameConversationRequest, _httpbody_pb2.HttpBody]
-    """RenameConversation changes a title; the body is {"title": …}. Repeatable."""
+    """RenameConversation changes a conversation; the body is {"title": …, "background": …}, at least
+    one of them. Repeatable. It has its name from the version before, whose edge calls it so.
+    """
     DeleteConversation: _grpc.UnaryUnaryMultiCallable[_gateway_pb2.DeleteConversationRequest, _httpbody_pb2.HttpBody]
     """DeleteConversation deletes one conversation."""
     GetUsage: _grpc.UnaryUnaryMultiCallable[_gateway_pb2.GetUsageRequest, _httpbody_pb2.HttpBody]
@@ -88,7 +90,9 @@ class OpenAIServiceAsyncStub(OpenAIServiceStub):
     GetConversation: _aio.UnaryUnaryMultiCallable[_gateway_pb2.GetConversationRequest, _httpbody_pb2.HttpBody]  # type: ignore[assignment]
     """GetConversation returns one conversation with its messages. Repeatable."""
     RenameConversation: _aio.UnaryUnaryMultiCallable[_gateway_pb2.RenameConversationRequest, _httpbody_pb2.HttpBody]  # type: ignore[assignment]
-    """RenameConversation changes a title; the body is {"title": …}. Repeatable."""
+    """RenameConversation changes a conversation; the body is {"title": …, "background": …}, at least
+    one of them. Repeatable. It has its name from the version before, whose edge calls it so.
+    """
     DeleteConversation: _aio.UnaryUnaryMultiCallable[_gateway_pb2.DeleteConversationRequest, _httpbody_pb2.HttpBody]  # type: ignore[assignment]
     """DeleteConversation deletes one conversation."""
     GetUsage: _aio.UnaryUnaryMultiCallable[_gateway_pb2.GetUsageRequest, _httpbody_pb2.HttpBody]  # type: ignore[assignment]
@@ -169,7 +173,9 @@ class OpenAIServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _gateway_pb2.RenameConversationRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_httpbody_pb2.HttpBody, _abc.Awaitable[_httpbody_pb2.HttpBody]]:
-        """RenameConversation changes a title; the body is {"title": …}. Repeatable."""
+        """RenameConversation changes a conversation; the body is {"title": …, "background": …}, at least
+        one of them. Repeatable. It has its name from the version before, whose edge calls it so.
+        """
 
     @_abc_1.abstractmethod
     def DeleteConversation(

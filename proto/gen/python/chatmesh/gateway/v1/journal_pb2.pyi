@@ -57,6 +57,7 @@ class TurnPlan(_message.Message):
     INCLUDE_USAGE_FIELD_NUMBER: _builtins.int
     SAFE_TEXT_FIELD_NUMBER: _builtins.int
     SAFE_CATEGORY_FIELD_NUMBER: _builtins.int
+    LEFT_OUT_FIELD_NUMBER: _builtins.int
     turn_id: _builtins.str
     """The turn (ULID)."""
     account_id: _builtins.str
@@ -111,6 +112,10 @@ class TurnPlan(_message.Message):
     def messages(self) -> _containers.RepeatedCompositeFieldContainer[_conversation_pb2.NewMessage]:
         """The new messages as they are kept."""
 
+    @_builtins.property
+    def left_out(self) -> _containers.RepeatedCompositeFieldContainer[_chat_pb2.LeftOut]:
+        """What the model did not read, by part of the prompt."""
+
     def __init__(
         self,
         *,
@@ -136,10 +141,11 @@ class TurnPlan(_message.Message):
         include_usage: _builtins.bool = ...,
         safe_text: _builtins.str = ...,
         safe_category: _builtins.str = ...,
+        left_out: _abc.Iterable[_chat_pb2.LeftOut] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["hold", b"hold", "request", b"request"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["account_id", b"account_id", "affinity", b"affinity", "background", b"background", "choice_count", b"choice_count", "context_token_count_max", b"context_token_count_max", "conversation_id", b"conversation_id", "conversation_is_new", b"conversation_is_new", "create_time_ms", b"create_time_ms", "dropped_message_count", b"dropped_message_count", "fingerprint", b"fingerprint", "hold", b"hold", "include_usage", b"include_usage", "jurisdiction", b"jurisdiction", "messages", b"messages", "model_created_unix_s", b"model_created_unix_s", "policy_version", b"policy_version", "redraws", b"redraws", "request", b"request", "safe_category", b"safe_category", "safe_text", b"safe_text", "tier", b"tier", "turn_id", b"turn_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["account_id", b"account_id", "affinity", b"affinity", "background", b"background", "choice_count", b"choice_count", "context_token_count_max", b"context_token_count_max", "conversation_id", b"conversation_id", "conversation_is_new", b"conversation_is_new", "create_time_ms", b"create_time_ms", "dropped_message_count", b"dropped_message_count", "fingerprint", b"fingerprint", "hold", b"hold", "include_usage", b"include_usage", "jurisdiction", b"jurisdiction", "left_out", b"left_out", "messages", b"messages", "model_created_unix_s", b"model_created_unix_s", "policy_version", b"policy_version", "redraws", b"redraws", "request", b"request", "safe_category", b"safe_category", "safe_text", b"safe_text", "tier", b"tier", "turn_id", b"turn_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

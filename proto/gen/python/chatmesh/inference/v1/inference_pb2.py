@@ -22,69 +22,58 @@ _runtime_version.ValidateProtobufRuntimeVersion(
 _sym_db = _symbol_database.Default()
 
 
+from chatmesh.content.v1 import content_pb2 as chatmesh_dot_content_dot_v1_dot_content__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n%chatmesh/inference/v1/inference.proto\x12\x15\x63hatmesh.inference.v1\"\xdf\x02\n\x0eSamplingParams\x12\x18\n\x0btemperature\x18\x01 \x01(\x02H\x00\x88\x01\x01\x12\x12\n\x05top_p\x18\x02 \x01(\x02H\x01\x88\x01\x01\x12\r\n\x05top_k\x18\x03 \x01(\r\x12\x11\n\x04seed\x18\x04 \x01(\x04H\x02\x88\x01\x01\x12\r\n\x05min_p\x18\x05 \x01(\x02\x12\x18\n\x10presence_penalty\x18\x06 \x01(\x02\x12\x19\n\x11\x66requency_penalty\x18\x07 \x01(\x02\x12\x1a\n\x12repetition_penalty\x18\x08 \x01(\x02\x12H\n\nlogit_bias\x18\t \x03(\x0b\x32\x34.chatmesh.inference.v1.SamplingParams.LogitBiasEntry\x1a\x30\n\x0eLogitBiasEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x02:\x02\x38\x01\x42\x0e\n\x0c_temperatureB\x08\n\x06_top_pB\x07\n\x05_seed\"H\n\x0eStopConditions\x12\x0f\n\x07strings\x18\x01 \x03(\t\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12\x12\n\nignore_eos\x18\x03 \x01(\x08\"\x8a\x01\n\x0eResponseFormat\x12\x15\n\x0bjson_object\x18\x01 \x01(\x08H\x00\x12\x15\n\x0bjson_schema\x18\x02 \x01(\tH\x00\x12\x0f\n\x05regex\x18\x03 \x01(\tH\x00\x12/\n\x06\x63hoice\x18\x04 \x01(\x0b\x32\x1d.chatmesh.inference.v1.ChoiceH\x00\x42\x08\n\x06\x66ormat\"\x17\n\x06\x43hoice\x12\r\n\x05texts\x18\x01 \x03(\t\"\xc6\x03\n\x0fGenerateRequest\x12\x0f\n\x07turn_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\x12\x14\n\x0c\x63hoice_index\x18\x03 \x01(\r\x12\r\n\x05model\x18\x04 \x01(\t\x12\x1c\n\x10prompt_token_ids\x18\x05 \x03(\rB\x02\x10\x01\x12\x1d\n\x11\x65mitted_token_ids\x18\x06 \x03(\rB\x02\x10\x01\x12\x12\n\nmax_tokens\x18\x07 \x01(\r\x12\x37\n\x08sampling\x18\x08 \x01(\x0b\x32%.chatmesh.inference.v1.SamplingParams\x12\x33\n\x04stop\x18\t \x01(\x0b\x32%.chatmesh.inference.v1.StopConditions\x12>\n\x0fresponse_format\x18\n \x01(\x0b\x32%.chatmesh.inference.v1.ResponseFormat\x12\x31\n\x08priority\x18\x0b \x01(\x0e\x32\x1f.chatmesh.inference.v1.Priority\x12\x12\n\ncache_salt\x18\x0c \x01(\t\x12\x14\n\x0ctop_logprobs\x18\r \x01(\r\x12\x10\n\x08logprobs\x18\x0e \x01(\x08\"?\n\x0cTokenLogprob\x12\x10\n\x08token_id\x18\x01 \x01(\r\x12\x0f\n\x07logprob\x18\x02 \x01(\x02\x12\x0c\n\x04text\x18\x03 \x01(\x0c\"y\n\x10PositionLogprobs\x12\x33\n\x06\x63hosen\x18\x01 \x01(\x0b\x32#.chatmesh.inference.v1.TokenLogprob\x12\x30\n\x03top\x18\x02 \x03(\x0b\x32#.chatmesh.inference.v1.TokenLogprob\"\x80\x01\n\x06Tokens\x12\x16\n\x0e\x66irst_position\x18\x01 \x01(\r\x12\x15\n\ttoken_ids\x18\x02 \x03(\rB\x02\x10\x01\x12\x0c\n\x04text\x18\x03 \x01(\t\x12\x39\n\x08logprobs\x18\x04 \x03(\x0b\x32\'.chatmesh.inference.v1.PositionLogprobs\"\xa0\x01\n\x08\x46inished\x12:\n\rfinish_reason\x18\x01 \x01(\x0e\x32#.chatmesh.inference.v1.FinishReason\x12\x35\n\x05usage\x18\x02 \x01(\x0b\x32&.chatmesh.inference.v1.GenerationUsage\x12\x13\n\x0bstop_string\x18\x03 \x01(\t\x12\x0c\n\x04text\x18\x04 \x01(\t\"e\n\x0fGenerationUsage\x12\x1a\n\x12prompt_token_count\x18\x01 \x01(\r\x12\x1a\n\x12\x63\x61\x63hed_token_count\x18\x02 \x01(\r\x12\x1a\n\x12output_token_count\x18\x03 \x01(\r\"\xb4\x01\n\x10GenerateResponse\x12\x31\n\x07started\x18\x01 \x01(\x0b\x32\x1e.chatmesh.inference.v1.StartedH\x00\x12/\n\x06tokens\x18\x02 \x01(\x0b\x32\x1d.chatmesh.inference.v1.TokensH\x00\x12\x33\n\x08\x66inished\x18\x03 \x01(\x0b\x32\x1f.chatmesh.inference.v1.FinishedH\x00\x42\x07\n\x05\x65vent\"\x1b\n\x07Started\x12\x10\n\x08instance\x18\x01 \x01(\t\"\x13\n\x11ListModelsRequest\"\xd5\x01\n\x05Model\x12\n\n\x02id\x18\x01 \x01(\t\x12\x1f\n\x17\x63ontext_token_count_max\x18\x02 \x01(\r\x12\x17\n\x0fvocabulary_size\x18\x03 \x01(\r\x12\x18\n\x10tokenizer_digest\x18\x04 \x01(\t\x12\x0e\n\x06\x65ngine\x18\x05 \x01(\t\x12\x16\n\x0e\x63reated_unix_s\x18\x06 \x01(\x03\x12\x19\n\x11\x64raws_by_position\x18\x07 \x01(\x08\x12\x16\n\x0eweights_digest\x18\x08 \x01(\t\x12\x11\n\tprecision\x18\t \x01(\t\"B\n\x12ListModelsResponse\x12,\n\x06models\x18\x01 \x03(\x0b\x32\x1c.chatmesh.inference.v1.Model\"+\n\x10WatchLoadRequest\x12\x17\n\x0fmin_interval_ms\x18\x01 \x01(\r\"\xdd\x01\n\x11WatchLoadResponse\x12\x15\n\rwaiting_count\x18\x01 \x01(\r\x12\x15\n\rrunning_count\x18\x02 \x01(\r\x12\x17\n\x0fqueue_depth_max\x18\x03 \x01(\r\x12\x16\n\x0ekv_block_count\x18\x04 \x01(\r\x12\x1b\n\x13kv_block_free_count\x18\x05 \x01(\r\x12\x1c\n\x14kv_block_token_count\x18\x06 \x01(\r\x12\x1c\n\x14\x63\x61\x63hed_prefix_hashes\x18\x07 \x03(\x06\x12\x10\n\x08\x64raining\x18\x08 \x01(\x08\"\x0e\n\x0c\x44rainRequest\"(\n\rDrainResponse\x12\x17\n\x0fremaining_count\x18\x01 \x01(\r*\xf5\x01\n\x06Reason\x12\x16\n\x12REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12REASON_BAD_REQUEST\x10\x01\x12\x1a\n\x16REASON_PROMPT_TOO_LONG\x10\x02\x12\x1a\n\x16REASON_MODEL_NOT_FOUND\x10\x03\x12\x15\n\x11REASON_QUEUE_FULL\x10\x04\x12\x1c\n\x18REASON_REQUEST_TOO_LARGE\x10\x05\x12\x13\n\x0fREASON_DRAINING\x10\x06\x12\x18\n\x14REASON_ENGINE_FAILED\x10\x07\x12\x1f\n\x1bREASON_DEADLINE_UNREACHABLE\x10\x08*^\n\x08Priority\x12\x18\n\x14PRIORITY_UNSPECIFIED\x10\x00\x12\x10\n\x0cPRIORITY_LOW\x10\x01\x12\x13\n\x0fPRIORITY_NORMAL\x10\x02\x12\x11\n\rPRIORITY_HIGH\x10\x03*|\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x12\x1b\n\x17\x46INISH_REASON_CANCELLED\x10\x03\x32\x8a\x03\n\x10InferenceService\x12]\n\x08Generate\x12&.chatmesh.inference.v1.GenerateRequest\x1a\'.chatmesh.inference.v1.GenerateResponse0\x01\x12\x61\n\nListModels\x12(.chatmesh.inference.v1.ListModelsRequest\x1a).chatmesh.inference.v1.ListModelsResponse\x12`\n\tWatchLoad\x12\'.chatmesh.inference.v1.WatchLoadRequest\x1a(.chatmesh.inference.v1.WatchLoadResponse0\x01\x12R\n\x05\x44rain\x12#.chatmesh.inference.v1.DrainRequest\x1a$.chatmesh.inference.v1.DrainResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n%chatmesh/inference/v1/inference.proto\x12\x15\x63hatmesh.inference.v1\x1a!chatmesh/content/v1/content.proto\"H\n\x0eStopConditions\x12\x0f\n\x07strings\x18\x01 \x03(\t\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12\x12\n\nignore_eos\x18\x03 \x01(\x08\"\xca\x03\n\x0fGenerateRequest\x12\x0f\n\x07turn_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\x12\x14\n\x0c\x63hoice_index\x18\x03 \x01(\r\x12\r\n\x05model\x18\x04 \x01(\t\x12\x1c\n\x10prompt_token_ids\x18\x05 \x03(\rB\x02\x10\x01\x12\x1d\n\x11\x65mitted_token_ids\x18\x06 \x03(\rB\x02\x10\x01\x12\x12\n\nmax_tokens\x18\x07 \x01(\r\x12/\n\x08sampling\x18\x08 \x01(\x0b\x32\x1d.chatmesh.content.v1.Sampling\x12\x33\n\x04stop\x18\t \x01(\x0b\x32%.chatmesh.inference.v1.StopConditions\x12<\n\x0fresponse_format\x18\n \x01(\x0b\x32#.chatmesh.content.v1.ResponseFormat\x12\x31\n\x08priority\x18\x0b \x01(\x0e\x32\x1f.chatmesh.inference.v1.Priority\x12\x12\n\ncache_salt\x18\x0c \x01(\t\x12\x14\n\x0ctop_logprobs\x18\r \x01(\r\x12\x10\n\x08logprobs\x18\x0e \x01(\x08\x12\x0c\n\x04step\x18\x0f \x01(\r\"?\n\x0cTokenLogprob\x12\x10\n\x08token_id\x18\x01 \x01(\r\x12\x0f\n\x07logprob\x18\x02 \x01(\x02\x12\x0c\n\x04text\x18\x03 \x01(\x0c\"y\n\x10PositionLogprobs\x12\x33\n\x06\x63hosen\x18\x01 \x01(\x0b\x32#.chatmesh.inference.v1.TokenLogprob\x12\x30\n\x03top\x18\x02 \x03(\x0b\x32#.chatmesh.inference.v1.TokenLogprob\"\x80\x01\n\x06Tokens\x12\x16\n\x0e\x66irst_position\x18\x01 \x01(\r\x12\x15\n\ttoken_ids\x18\x02 \x03(\rB\x02\x10\x01\x12\x0c\n\x04text\x18\x03 \x01(\t\x12\x39\n\x08logprobs\x18\x04 \x03(\x0b\x32\'.chatmesh.inference.v1.PositionLogprobs\"\x9e\x01\n\x08\x46inished\x12\x38\n\rfinish_reason\x18\x01 \x01(\x0e\x32!.chatmesh.content.v1.FinishReason\x12\x35\n\x05usage\x18\x02 \x01(\x0b\x32&.chatmesh.inference.v1.GenerationUsage\x12\x13\n\x0bstop_string\x18\x03 \x01(\t\x12\x0c\n\x04text\x18\x04 \x01(\t\"e\n\x0fGenerationUsage\x12\x1a\n\x12prompt_token_count\x18\x01 \x01(\r\x12\x1a\n\x12\x63\x61\x63hed_token_count\x18\x02 \x01(\r\x12\x1a\n\x12output_token_count\x18\x03 \x01(\r\"\xb4\x01\n\x10GenerateResponse\x12\x31\n\x07started\x18\x01 \x01(\x0b\x32\x1e.chatmesh.inference.v1.StartedH\x00\x12/\n\x06tokens\x18\x02 \x01(\x0b\x32\x1d.chatmesh.inference.v1.TokensH\x00\x12\x33\n\x08\x66inished\x18\x03 \x01(\x0b\x32\x1f.chatmesh.inference.v1.FinishedH\x00\x42\x07\n\x05\x65vent\"\x1b\n\x07Started\x12\x10\n\x08instance\x18\x01 \x01(\t\"\x13\n\x11ListModelsRequest\"\xd5\x01\n\x05Model\x12\n\n\x02id\x18\x01 \x01(\t\x12\x1f\n\x17\x63ontext_token_count_max\x18\x02 \x01(\r\x12\x17\n\x0fvocabulary_size\x18\x03 \x01(\r\x12\x18\n\x10tokenizer_digest\x18\x04 \x01(\t\x12\x0e\n\x06\x65ngine\x18\x05 \x01(\t\x12\x16\n\x0e\x63reated_unix_s\x18\x06 \x01(\x03\x12\x19\n\x11\x64raws_by_position\x18\x07 \x01(\x08\x12\x16\n\x0eweights_digest\x18\x08 \x01(\t\x12\x11\n\tprecision\x18\t \x01(\t\"B\n\x12ListModelsResponse\x12,\n\x06models\x18\x01 \x03(\x0b\x32\x1c.chatmesh.inference.v1.Model\"+\n\x10WatchLoadRequest\x12\x17\n\x0fmin_interval_ms\x18\x01 \x01(\r\"\xdd\x01\n\x11WatchLoadResponse\x12\x15\n\rwaiting_count\x18\x01 \x01(\r\x12\x15\n\rrunning_count\x18\x02 \x01(\r\x12\x17\n\x0fqueue_depth_max\x18\x03 \x01(\r\x12\x16\n\x0ekv_block_count\x18\x04 \x01(\r\x12\x1b\n\x13kv_block_free_count\x18\x05 \x01(\r\x12\x1c\n\x14kv_block_token_count\x18\x06 \x01(\r\x12\x1c\n\x14\x63\x61\x63hed_prefix_hashes\x18\x07 \x03(\x06\x12\x10\n\x08\x64raining\x18\x08 \x01(\x08\"\x0e\n\x0c\x44rainRequest\"(\n\rDrainResponse\x12\x17\n\x0fremaining_count\x18\x01 \x01(\r*\xf5\x01\n\x06Reason\x12\x16\n\x12REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12REASON_BAD_REQUEST\x10\x01\x12\x1a\n\x16REASON_PROMPT_TOO_LONG\x10\x02\x12\x1a\n\x16REASON_MODEL_NOT_FOUND\x10\x03\x12\x15\n\x11REASON_QUEUE_FULL\x10\x04\x12\x1c\n\x18REASON_REQUEST_TOO_LARGE\x10\x05\x12\x13\n\x0fREASON_DRAINING\x10\x06\x12\x18\n\x14REASON_ENGINE_FAILED\x10\x07\x12\x1f\n\x1bREASON_DEADLINE_UNREACHABLE\x10\x08*^\n\x08Priority\x12\x18\n\x14PRIORITY_UNSPECIFIED\x10\x00\x12\x10\n\x0cPRIORITY_LOW\x10\x01\x12\x13\n\x0fPRIORITY_NORMAL\x10\x02\x12\x11\n\rPRIORITY_HIGH\x10\x03\x32\x8a\x03\n\x10InferenceService\x12]\n\x08Generate\x12&.chatmesh.inference.v1.GenerateRequest\x1a\'.chatmesh.inference.v1.GenerateResponse0\x01\x12\x61\n\nListModels\x12(.chatmesh.inference.v1.ListModelsRequest\x1a).chatmesh.inference.v1.ListModelsResponse\x12`\n\tWatchLoad\x12\'.chatmesh.inference.v1.WatchLoadRequest\x1a(.chatmesh.inference.v1.WatchLoadResponse0\x01\x12R\n\x05\x44rain\x12#.chatmesh.inference.v1.DrainRequest\x1a$.chatmesh.inference.v1.DrainResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'chatmesh.inference.v1.inference_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._loaded_options = None
-  _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._serialized_options = b'8\001'
   _globals['_GENERATEREQUEST'].fields_by_name['prompt_token_ids']._loaded_options = None
   _globals['_GENERATEREQUEST'].fields_by_name['prompt_token_ids']._serialized_options = b'\020\001'
   _globals['_GENERATEREQUEST'].fields_by_name['emitted_token_ids']._loaded_options = None
   _globals['_GENERATEREQUEST'].fields_by_name['emitted_token_ids']._serialized_options = b'\020\001'
   _globals['_TOKENS'].fields_by_name['token_ids']._loaded_options = None
   _globals['_TOKENS'].fields_by_name['token_ids']._serialized_options = b'\020\001'
-  _globals['_REASON']._serialized_start=2545
-  _globals['_REASON']._serialized_end=2790
-  _globals['_PRIORITY']._serialized_start=2792
-  _globals['_PRIORITY']._serialized_end=2886
-  _globals['_FINISHREASON']._serialized_start=2888
-  _globals['_FINISHREASON']._serialized_end=3012
-  _globals['_SAMPLINGPARAMS']._serialized_start=65
-  _globals['_SAMPLINGPARAMS']._serialized_end=416
-  _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._serialized_start=333
-  _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._serialized_end=381
-  _globals['_STOPCONDITIONS']._serialized_start=418
-  _globals['_STOPCONDITIONS']._serialized_end=490
-  _globals['_RESPONSEFORMAT']._serialized_start=493
-  _globals['_RESPONSEFORMAT']._serialized_end=631
-  _globals['_CHOICE']._serialized_start=633
-  _globals['_CHOICE']._serialized_end=656
-  _globals['_GENERATEREQUEST']._serialized_start=659
-  _globals['_GENERATEREQUEST']._serialized_end=1113
-  _globals['_TOKENLOGPROB']._serialized_start=1115
-  _globals['_TOKENLOGPROB']._serialized_end=1178
-  _globals['_POSITIONLOGPROBS']._serialized_start=1180
-  _globals['_POSITIONLOGPROBS']._serialized_end=1301
-  _globals['_TOKENS']._serialized_start=1304
-  _globals['_TOKENS']._serialized_end=1432
-  _globals['_FINISHED']._serialized_start=1435
-  _globals['_FINISHED']._serialized_end=1595
-  _globals['_GENERATIONUSAGE']._serialized_start=1597
-  _globals['_GENERATIONUSAGE']._serialized_end=1698
-  _globals['_GENERATERESPONSE']._serialized_start=1701
-  _globals['_GENERATERESPONSE']._serialized_end=1881
-  _globals['_STARTED']._serialized_start=1883
-  _globals['_STARTED']._serialized_end=1910
-  _globals['_LISTMODELSREQUEST']._serialized_start=1912
-  _globals['_LISTMODELSREQUEST']._serialized_end=1931
-  _globals['_MODEL']._serialized_start=1934
-  _globals['_MODEL']._serialized_end=2147
-  _globals['_LISTMODELSRESPONSE']._serialized_start=2149
-  _globals['_LISTMODELSRESPONSE']._serialized_end=2215
-  _globals['_WATCHLOADREQUEST']._serialized_start=2217
-  _globals['_WATCHLOADREQUEST']._serialized_end=2260
-  _globals['_WATCHLOADRESPONSE']._serialized_start=2263
-  _globals['_WATCHLOADRESPONSE']._serialized_end=2484
-  _globals['_DRAINREQUEST']._serialized_start=2486
-  _globals['_DRAINREQUEST']._serialized_end=2500
-  _globals['_DRAINRESPONSE']._serialized_start=2502
-  _globals['_DRAINRESPONSE']._serialized_end=2542
-  _globals['_INFERENCESERVICE']._serialized_start=3015
-  _globals['_INFERENCESERVICE']._serialized_end=3409
+  _globals['_REASON']._serialized_start=2062
+  _globals['_REASON']._serialized_end=2307
+  _globals['_PRIORITY']._serialized_start=2309
+  _globals['_PRIORITY']._serialized_end=2403
+  _globals['_STOPCONDITIONS']._serialized_start=99
+  _globals['_STOPCONDITIONS']._serialized_end=171
+  _globals['_GENERATEREQUEST']._serialized_start=174
+  _globals['_GENERATEREQUEST']._serialized_end=632
+  _globals['_TOKENLOGPROB']._serialized_start=634
+  _globals['_TOKENLOGPROB']._serialized_end=697
+  _globals['_POSITIONLOGPROBS']._serialized_start=699
+  _globals['_POSITIONLOGPROBS']._serialized_end=820
+  _globals['_TOKENS']._serialized_start=823
+  _globals['_TOKENS']._serialized_end=951
+  _globals['_FINISHED']._serialized_start=954
+  _globals['_FINISHED']._serialized_end=1112
+  _globals['_GENERATIONUSAGE']._serialized_start=1114
+  _globals['_GENERATIONUSAGE']._serialized_end=1215
+  _globals['_GENERATERESPONSE']._serialized_start=1218
+  _globals['_GENERATERESPONSE']._serialized_end=1398
+  _globals['_STARTED']._serialized_start=1400
+  _globals['_STARTED']._serialized_end=1427
+  _globals['_LISTMODELSREQUEST']._serialized_start=1429
+  _globals['_LISTMODELSREQUEST']._serialized_end=1448
+  _globals['_MODEL']._serialized_start=1451
+  _globals['_MODEL']._serialized_end=1664
+  _globals['_LISTMODELSRESPONSE']._serialized_start=1666
+  _globals['_LISTMODELSRESPONSE']._serialized_end=1732
+  _globals['_WATCHLOADREQUEST']._serialized_start=1734
+  _globals['_WATCHLOADREQUEST']._serialized_end=1777
+  _globals['_WATCHLOADRESPONSE']._serialized_start=1780
+  _globals['_WATCHLOADRESPONSE']._serialized_end=2001
+  _globals['_DRAINREQUEST']._serialized_start=2003
+  _globals['_DRAINREQUEST']._serialized_end=2017
+  _globals['_DRAINRESPONSE']._serialized_start=2019
+  _globals['_DRAINRESPONSE']._serialized_end=2059
+  _globals['_INFERENCESERVICE']._serialized_start=2406
+  _globals['_INFERENCESERVICE']._serialized_end=2800
 # @@protoc_insertion_point(module_scope)

@@ -7,6 +7,7 @@ A node never learns who is asking: a request carries a turn id and an opaque cac
 no account, key or user.
 """
 
+from chatmesh.content.v1 import content_pb2 as _content_pb2
 from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
@@ -111,127 +112,6 @@ PRIORITY_HIGH: Priority.ValueType  # 3
 """Served first."""
 Global___Priority: _TypeAlias = Priority  # noqa: Y015
 
-class _FinishReason:
-    ValueType = _typing.NewType("ValueType", _builtins.int)
-    V: _TypeAlias = ValueType  # noqa: Y015
-
-class _FinishReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_FinishReason.ValueType], _builtins.type):
-    DESCRIPTOR: _descriptor.EnumDescriptor
-    FINISH_REASON_UNSPECIFIED: _FinishReason.ValueType  # 0
-    """The answer has not ended."""
-    FINISH_REASON_STOP: _FinishReason.ValueType  # 1
-    """An end-of-sequence token or a stop string."""
-    FINISH_REASON_LENGTH: _FinishReason.ValueType  # 2
-    """max_tokens was reached, or the context is full."""
-    FINISH_REASON_CANCELLED: _FinishReason.ValueType  # 3
-    """The request was cancelled by its caller."""
-
-class FinishReason(_FinishReason, metaclass=_FinishReasonEnumTypeWrapper):
-    """FinishReason says why an answer ended."""
-
-FINISH_REASON_UNSPECIFIED: FinishReason.ValueType  # 0
-"""The answer has not ended."""
-FINISH_REASON_STOP: FinishReason.ValueType  # 1
-"""An end-of-sequence token or a stop string."""
-FINISH_REASON_LENGTH: FinishReason.ValueType  # 2
-"""max_tokens was reached, or the context is full."""
-FINISH_REASON_CANCELLED: FinishReason.ValueType  # 3
-"""The request was cancelled by its caller."""
-Global___FinishReason: _TypeAlias = FinishReason  # noqa: Y015
-
-@_typing.final
-class SamplingParams(_message.Message):
-    """SamplingParams says how the next token is drawn from the logits."""
-
-    DESCRIPTOR: _descriptor.Descriptor
-
-    @_typing.final
-    class LogitBiasEntry(_message.Message):
-        DESCRIPTOR: _descriptor.Descriptor
-
-        KEY_FIELD_NUMBER: _builtins.int
-        VALUE_FIELD_NUMBER: _builtins.int
-        key: _builtins.int
-        value: _builtins.float
-        def __init__(
-            self,
-            *,
-            key: _builtins.int = ...,
-            value: _builtins.float = ...,
-        ) -> None: ...
-        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
-        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-        def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-    TEMPERATURE_FIELD_NUMBER: _builtins.int
-    TOP_P_FIELD_NUMBER: _builtins.int
-    TOP_K_FIELD_NUMBER: _builtins.int
-    SEED_FIELD_NUMBER: _builtins.int
-    MIN_P_FIELD_NUMBER: _builtins.int
-    PRESENCE_PENALTY_FIELD_NUMBER: _builtins.int
-    FREQUENCY_PENALTY_FIELD_NUMBER: _builtins.int
-    REPETITION_PENALTY_FIELD_NUMBER: _builtins.int
-    LOGIT_BIAS_FIELD_NUMBER: _builtins.int
-    temperature: _builtins.float
-    """0 is greedy. Range [0, 2]. Absent: 1."""
-    top_p: _builtins.float
-    """Nucleus: the smallest set of tokens whose probabilities sum to at least top_p. Range (0, 1].
-    Absent: 1 (off).
-    """
-    top_k: _builtins.int
-    """Only the k most likely tokens. 0: off. Range [0, vocabulary]."""
-    seed: _builtins.int
-    """Key of the counter-based random generator. Absent: the node derives one from the turn id, so
-    that a continuation on another node still draws the same tokens.
-    """
-    min_p: _builtins.float
-    """Only tokens with at least min_p times the probability of the likeliest. Range [0, 1]. 0: off."""
-    presence_penalty: _builtins.float
-    """Subtracted from the logit of every token that was emitted. Range [-2, 2]. 0: off."""
-    frequency_penalty: _builtins.float
-    """Subtracted once for each time a token was emitted. Range [-2, 2]. 0: off."""
-    repetition_penalty: _builtins.float
-    """Divides (positive) or multiplies (negative) the logit of tokens of prompt and answer so far.
-    Range (0, 2]. 0: off.
-    """
-    @_builtins.property
-    def logit_bias(self) -> _containers.ScalarMap[_builtins.int, _builtins.float]:
-        """Added to the logits by token id. At most 300 entries, each in [-100, 100]."""
-
-    def __init__(
-        self,
-        *,
-        temperature: _builtins.float | None = ...,
-        top_p: _builtins.float | None = ...,
-        top_k: _builtins.int = ...,
-        seed: _builtins.int | None = ...,
-        min_p: _builtins.float = ...,
-        presence_penalty: _builtins.float = ...,
-        frequency_penalty: _builtins.float = ...,
-        repetition_penalty: _builtins.float = ...,
-        logit_bias: _abc.Mapping[_builtins.int, _builtins.float] | None = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_seed", b"_seed", "_temperature", b"_temperature", "_top_p", b"_top_p", "seed", b"seed", "temperature", b"temperature", "top_p", b"top_p"]  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_seed", b"_seed", "_temperature", b"_temperature", "_top_p", b"_top_p", "frequency_penalty", b"frequency_penalty", "logit_bias", b"logit_bias", "min_p", b"min_p", "presence_penalty", b"presence_penalty", "repetition_penalty", b"repetition_penalty", "seed", b"seed", "temperature", b"temperature", "top_k", b"top_k", "top_p", b"top_p"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType__seed: _TypeAlias = _typing.Literal["seed"]  # noqa: Y015
-    _WhichOneofArgType__seed: _TypeAlias = _typing.Literal["_seed", b"_seed"]  # noqa: Y015
-    _WhichOneofReturnType__temperature: _TypeAlias = _typing.Literal["temperature"]  # noqa: Y015
-    _WhichOneofArgType__temperature: _TypeAlias = _typing.Literal["_temperature", b"_temperature"]  # noqa: Y015
-    _WhichOneofReturnType__top_p: _TypeAlias = _typing.Literal["top_p"]  # noqa: Y015
-    _WhichOneofArgType__top_p: _TypeAlias = _typing.Literal["_top_p", b"_top_p"]  # noqa: Y015
-    @_typing.overload
-    def WhichOneof(self, oneof_group: _WhichOneofArgType__seed) -> _WhichOneofReturnType__seed | None: ...
-    @_typing.overload
-    def WhichOneof(self, oneof_group: _WhichOneofArgType__temperature) -> _WhichOneofReturnType__temperature | None: ...
-    @_typing.overload
-    def WhichOneof(self, oneof_group: _WhichOneofArgType__top_p) -> _WhichOneofReturnType__top_p | None: ...
-
-Global___SamplingParams: _TypeAlias = SamplingParams  # noqa: Y015
-
 @_typing.final
 class StopConditions(_message.Message):
     """StopConditions says where an answer ends, besides max_tokens."""
@@ -267,71 +147,6 @@ class StopConditions(_message.Message):
 Global___StopConditions: _TypeAlias = StopConditions  # noqa: Y015
 
 @_typing.final
-class ResponseFormat(_message.Message):
-    """ResponseFormat constrains the text of an answer. One that ends with FINISH_REASON_STOP has the
-    form, unless a stop string or a stop token of the request ended it; what cannot be enforced is
-    refused with INVALID_ARGUMENT (REASON_BAD_REQUEST, field "response_format").
-    """
-
-    DESCRIPTOR: _descriptor.Descriptor
-
-    JSON_OBJECT_FIELD_NUMBER: _builtins.int
-    JSON_SCHEMA_FIELD_NUMBER: _builtins.int
-    REGEX_FIELD_NUMBER: _builtins.int
-    CHOICE_FIELD_NUMBER: _builtins.int
-    json_object: _builtins.bool
-    """Any JSON object."""
-    json_schema: _builtins.str
-    """JSON that validates against this JSON schema (UTF-8, at most 64 KiB)."""
-    regex: _builtins.str
-    """Text that matches this regular expression as a whole (RE2 syntax, at most 4 KiB)."""
-    @_builtins.property
-    def choice(self) -> Global___Choice:
-        """One of these texts."""
-
-    def __init__(
-        self,
-        *,
-        json_object: _builtins.bool = ...,
-        json_schema: _builtins.str = ...,
-        regex: _builtins.str = ...,
-        choice: Global___Choice | None = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["choice", b"choice", "format", b"format", "json_object", b"json_object", "json_schema", b"json_schema", "regex", b"regex"]  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["choice", b"choice", "format", b"format", "json_object", b"json_object", "json_schema", b"json_schema", "regex", b"regex"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_format: _TypeAlias = _typing.Literal["json_object", "json_schema", "regex", "choice"]  # noqa: Y015
-    _WhichOneofArgType_format: _TypeAlias = _typing.Literal["format", b"format"]  # noqa: Y015
-    def WhichOneof(self, oneof_group: _WhichOneofArgType_format) -> _WhichOneofReturnType_format | None: ...
-
-Global___ResponseFormat: _TypeAlias = ResponseFormat  # noqa: Y015
-
-@_typing.final
-class Choice(_message.Message):
-    """Choice lists the texts of a constrained answer."""
-
-    DESCRIPTOR: _descriptor.Descriptor
-
-    TEXTS_FIELD_NUMBER: _builtins.int
-    @_builtins.property
-    def texts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """At least 1, at most 256, each of at least 1 byte."""
-
-    def __init__(
-        self,
-        *,
-        texts: _abc.Iterable[_builtins.str] | None = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["texts", b"texts"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___Choice: _TypeAlias = Choice  # noqa: Y015
-
-@_typing.final
 class GenerateRequest(_message.Message):
     """GenerateRequest asks for the continuation of one prompt."""
 
@@ -351,6 +166,7 @@ class GenerateRequest(_message.Message):
     CACHE_SALT_FIELD_NUMBER: _builtins.int
     TOP_LOGPROBS_FIELD_NUMBER: _builtins.int
     LOGPROBS_FIELD_NUMBER: _builtins.int
+    STEP_FIELD_NUMBER: _builtins.int
     turn_id: _builtins.str
     """The turn (ULID, 26 characters): idempotency key of everything billable."""
     attempt: _builtins.int
@@ -371,6 +187,10 @@ class GenerateRequest(_message.Message):
     """How many alternatives to report with each token. Range [0, 20]. 0: no log probabilities."""
     logprobs: _builtins.bool
     """Report the log probability of each emitted token."""
+    step: _builtins.int
+    """Which model call of the turn this is: a turn may call a model again, after a tool. Everything
+    billable is (turn, step, attempt, choice, position). Range [0, 127]. Absent: 0, the first call.
+    """
     @_builtins.property
     def prompt_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """The whole prompt. At least 1 token; bounded by the model's context."""
@@ -382,7 +202,7 @@ class GenerateRequest(_message.Message):
         """
 
     @_builtins.property
-    def sampling(self) -> Global___SamplingParams:
+    def sampling(self) -> _content_pb2.Sampling:
         """How tokens are drawn. Absent: the defaults of each field."""
 
     @_builtins.property
@@ -390,8 +210,10 @@ class GenerateRequest(_message.Message):
         """Where the answer ends. Absent: at the model's end-of-sequence tokens."""
 
     @_builtins.property
-    def response_format(self) -> Global___ResponseFormat:
-        """Constraint on the text. Absent: none."""
+    def response_format(self) -> _content_pb2.ResponseFormat:
+        """Constraint on the text. Absent: none. What cannot be enforced is refused with
+        REASON_BAD_REQUEST, field "response_format".
+        """
 
     def __init__(
         self,
@@ -403,17 +225,18 @@ class GenerateRequest(_message.Message):
         prompt_token_ids: _abc.Iterable[_builtins.int] | None = ...,
         emitted_token_ids: _abc.Iterable[_builtins.int] | None = ...,
         max_tokens: _builtins.int = ...,
-        sampling: Global___SamplingParams | None = ...,
+        sampling: _content_pb2.Sampling | None = ...,
         stop: Global___StopConditions | None = ...,
-        response_format: Global___ResponseFormat | None = ...,
+        response_format: _content_pb2.ResponseFormat | None = ...,
         priority: Global___Priority.ValueType = ...,
         cache_salt: _builtins.str = ...,
         top_logprobs: _builtins.int = ...,
         logprobs: _builtins.bool = ...,
+        step: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["response_format", b"response_format", "sampling", b"sampling", "stop", b"stop"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "cache_salt", b"cache_salt", "choice_index", b"choice_index", "emitted_token_ids", b"emitted_token_ids", "logprobs", b"logprobs", "max_tokens", b"max_tokens", "model", b"model", "priority", b"priority", "prompt_token_ids", b"prompt_token_ids", "response_format", b"response_format", "sampling", b"sampling", "stop", b"stop", "top_logprobs", b"top_logprobs", "turn_id", b"turn_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "cache_salt", b"cache_salt", "choice_index", b"choice_index", "emitted_token_ids", b"emitted_token_ids", "logprobs", b"logprobs", "max_tokens", b"max_tokens", "model", b"model", "priority", b"priority", "prompt_token_ids", b"prompt_token_ids", "response_format", b"response_format", "sampling", b"sampling", "step", b"step", "stop", b"stop", "top_logprobs", b"top_logprobs", "turn_id", b"turn_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -531,8 +354,8 @@ class Finished(_message.Message):
     USAGE_FIELD_NUMBER: _builtins.int
     STOP_STRING_FIELD_NUMBER: _builtins.int
     TEXT_FIELD_NUMBER: _builtins.int
-    finish_reason: Global___FinishReason.ValueType
-    """Why it ended."""
+    finish_reason: _content_pb2.FinishReason.ValueType
+    """Why it ended: FINISH_REASON_STOP or FINISH_REASON_LENGTH. Any other: the node gave it up."""
     stop_string: _builtins.str
     """The stop string that ended the answer; empty when none did."""
     text: _builtins.str
@@ -544,7 +367,7 @@ class Finished(_message.Message):
     def __init__(
         self,
         *,
-        finish_reason: Global___FinishReason.ValueType = ...,
+        finish_reason: _content_pb2.FinishReason.ValueType = ...,
         usage: Global___GenerationUsage | None = ...,
         stop_string: _builtins.str = ...,
         text: _builtins.str = ...,
@@ -694,13 +517,17 @@ class Model(_message.Message):
     created_unix_s: _builtins.int
     """Seconds since the epoch when the weights were made; 0 when unknown."""
     draws_by_position: _builtins.bool
-    """Token ids of an answer depend on the request and its seed alone: another node of the same
-    weights and precision draws the same ones. Absent: they may differ.
+    """Token ids of an answer depend on the request and its seed alone: any node of the same id,
+    tokenizer, engine, weights_digest and precision draws the same ones, in any company, from the
+    beginning or behind emitted_token_ids. Absent: they may differ.
     """
     weights_digest: _builtins.str
     """SHA-256 over the weights as they lie on disk (lower-case hex); empty when there are none."""
     precision: _builtins.str
-    """Numbers of weights and KV cache, such as "int8/bf16"; empty when there are none."""
+    """All else that the drawn tokens depend on bit by bit: kinds of numbers of weights and KV cache,
+    what computes, and a digest of the rest, such as "int8/bf16 kernels-avx512 5bfbcb4ffd". At most
+    256 bytes; to be compared, not to be taken apart. Empty: the node does not tell.
+    """
     def __init__(
         self,
         *,

@@ -22,9 +22,10 @@ _runtime_version.ValidateProtobufRuntimeVersion(
 _sym_db = _symbol_database.Default()
 
 
+from chatmesh.content.v1 import content_pb2 as chatmesh_dot_content_dot_v1_dot_content__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1f\x63hatmesh/safety/v1/safety.proto\x12\x12\x63hatmesh.safety.v1\"B\n\x07Message\x12&\n\x04role\x18\x01 \x01(\x0e\x32\x18.chatmesh.safety.v1.Role\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\"R\n\x07Subject\x12\x0f\n\x07turn_id\x18\x01 \x01(\t\x12\x12\n\naccount_id\x18\x02 \x01(\t\x12\x0c\n\x04tier\x18\x03 \x01(\t\x12\x14\n\x0cjurisdiction\x18\x04 \x01(\t\"\x9b\x01\n\x07\x46inding\x12.\n\x08\x63\x61tegory\x18\x01 \x01(\x0e\x32\x1c.chatmesh.safety.v1.Category\x12\r\n\x05score\x18\x02 \x01(\x02\x12\x10\n\x08\x64\x65tector\x18\x03 \x01(\t\x12\x14\n\x0cstart_offset\x18\x04 \x01(\r\x12\x12\n\nend_offset\x18\x05 \x01(\r\x12\x15\n\rmessage_index\x18\x06 \x01(\r\"\\\n\x04Mask\x12\x14\n\x0cstart_offset\x18\x01 \x01(\x04\x12\x12\n\nend_offset\x18\x02 \x01(\x04\x12\x13\n\x0breplacement\x18\x03 \x01(\t\x12\x15\n\rmessage_index\x18\x04 \x01(\r\"\xf8\x01\n\x07Verdict\x12*\n\x06\x61\x63tion\x18\x01 \x01(\x0e\x32\x1a.chatmesh.safety.v1.Action\x12.\n\x08\x63\x61tegory\x18\x02 \x01(\x0e\x32\x1c.chatmesh.safety.v1.Category\x12-\n\x08\x66indings\x18\x03 \x03(\x0b\x32\x1b.chatmesh.safety.v1.Finding\x12\x16\n\x0epolicy_version\x18\x04 \x01(\t\x12\x10\n\x08\x61udit_id\x18\x05 \x01(\t\x12\x0f\n\x07message\x18\x06 \x01(\t\x12\'\n\x05masks\x18\x07 \x03(\x0b\x32\x18.chatmesh.safety.v1.Mask\"r\n\x13ScreenPromptRequest\x12,\n\x07subject\x18\x01 \x01(\x0b\x32\x1b.chatmesh.safety.v1.Subject\x12-\n\x08messages\x18\x02 \x03(\x0b\x32\x1b.chatmesh.safety.v1.Message\"D\n\x14ScreenPromptResponse\x12,\n\x07verdict\x18\x01 \x01(\x0b\x32\x1b.chatmesh.safety.v1.Verdict\"~\n\nReplyStart\x12,\n\x07subject\x18\x01 \x01(\x0b\x32\x1b.chatmesh.safety.v1.Subject\x12\x14\n\x0c\x63hoice_index\x18\x02 \x01(\r\x12\x15\n\rreleased_text\x18\x03 \x01(\t\x12\x15\n\raccepts_masks\x18\x04 \x01(\x08\"/\n\nReplyDelta\x12\x0c\n\x04text\x18\x01 \x01(\t\x12\x13\n\x0btoken_count\x18\x02 \x01(\r\"\n\n\x08ReplyEnd\"\xac\x01\n\x12ScreenReplyRequest\x12/\n\x05start\x18\x01 \x01(\x0b\x32\x1e.chatmesh.safety.v1.ReplyStartH\x00\x12/\n\x05\x64\x65lta\x18\x02 \x01(\x0b\x32\x1e.chatmesh.safety.v1.ReplyDeltaH\x00\x12+\n\x03\x65nd\x18\x03 \x01(\x0b\x32\x1c.chatmesh.safety.v1.ReplyEndH\x00\x42\x07\n\x05\x65vent\"P\n\x07Release\x12\x1c\n\x14release_up_to_offset\x18\x01 \x01(\x04\x12\'\n\x05masks\x18\x02 \x03(\x0b\x32\x18.chatmesh.safety.v1.Mask\"E\n\x05\x42lock\x12,\n\x07verdict\x18\x01 \x01(\x0b\x32\x1b.chatmesh.safety.v1.Verdict\x12\x0e\n\x06offset\x18\x02 \x01(\x04\"7\n\x07\x43leared\x12,\n\x07verdict\x18\x01 \x01(\x0b\x32\x1b.chatmesh.safety.v1.Verdict\"\xaa\x01\n\x13ScreenReplyResponse\x12.\n\x07release\x18\x01 \x01(\x0b\x32\x1b.chatmesh.safety.v1.ReleaseH\x00\x12*\n\x05\x62lock\x18\x02 \x01(\x0b\x32\x19.chatmesh.safety.v1.BlockH\x00\x12.\n\x07\x63leared\x18\x03 \x01(\x0b\x32\x1b.chatmesh.safety.v1.ClearedH\x00\x42\x07\n\x05\x65vent\"\x12\n\x10GetPolicyRequest\"\xd4\x01\n\x11GetPolicyResponse\x12\x16\n\x0epolicy_version\x18\x01 \x01(\t\x12\x15\n\rpolicy_digest\x18\x02 \x01(\t\x12W\n\x12window_token_count\x18\x03 \x03(\x0b\x32;.chatmesh.safety.v1.GetPolicyResponse.WindowTokenCountEntry\x1a\x37\n\x15WindowTokenCountEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\r:\x02\x38\x01*\x8c\x01\n\x06Reason\x12\x16\n\x12REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12REASON_BAD_REQUEST\x10\x01\x12\x1c\n\x18REASON_AUDIT_UNAVAILABLE\x10\x02\x12\x14\n\x10REASON_NO_POLICY\x10\x03\x12\x1e\n\x1aREASON_BACKEND_UNAVAILABLE\x10\x04*\x9a\x03\n\x08\x43\x61tegory\x12\x18\n\x14\x43\x41TEGORY_UNSPECIFIED\x10\x00\x12\x11\n\rCATEGORY_HATE\x10\x01\x12\x1d\n\x19\x43\x41TEGORY_HATE_THREATENING\x10\x02\x12\x17\n\x13\x43\x41TEGORY_HARASSMENT\x10\x03\x12\x15\n\x11\x43\x41TEGORY_VIOLENCE\x10\x04\x12\x1d\n\x19\x43\x41TEGORY_VIOLENCE_GRAPHIC\x10\x05\x12\x16\n\x12\x43\x41TEGORY_SELF_HARM\x10\x06\x12\x13\n\x0f\x43\x41TEGORY_SEXUAL\x10\x07\x12\x1a\n\x16\x43\x41TEGORY_SEXUAL_MINORS\x10\x08\x12\x14\n\x10\x43\x41TEGORY_ILLICIT\x10\t\x12\x1c\n\x18\x43\x41TEGORY_ILLICIT_WEAPONS\x10\n\x12\x14\n\x10\x43\x41TEGORY_MALWARE\x10\x0b\x12\x14\n\x10\x43\x41TEGORY_PRIVACY\x10\x0c\x12\x1d\n\x19\x43\x41TEGORY_PROMPT_INJECTION\x10\r\x12\x16\n\x12\x43\x41TEGORY_JAILBREAK\x10\x0e\x12\x13\n\x0f\x43\x41TEGORY_SECRET\x10\x0f*\x82\x01\n\x06\x41\x63tion\x12\x16\n\x12\x41\x43TION_UNSPECIFIED\x10\x00\x12\x10\n\x0c\x41\x43TION_ALLOW\x10\x01\x12\x0f\n\x0b\x41\x43TION_FLAG\x10\x02\x12\x11\n\rACTION_REDACT\x10\x03\x12\x10\n\x0c\x41\x43TION_BLOCK\x10\x04\x12\x18\n\x14\x41\x43TION_SAFE_COMPLETE\x10\x05*_\n\x04Role\x12\x14\n\x10ROLE_UNSPECIFIED\x10\x00\x12\x0f\n\x0bROLE_SYSTEM\x10\x01\x12\r\n\tROLE_USER\x10\x02\x12\x12\n\x0eROLE_ASSISTANT\x10\x03\x12\r\n\tROLE_TOOL\x10\x04\x32\xb0\x02\n\rSafetyService\x12\x61\n\x0cScreenPrompt\x12\'.chatmesh.safety.v1.ScreenPromptRequest\x1a(.chatmesh.safety.v1.ScreenPromptResponse\x12\x62\n\x0bScreenReply\x12&.chatmesh.safety.v1.ScreenReplyRequest\x1a\'.chatmesh.safety.v1.ScreenReplyResponse(\x01\x30\x01\x12X\n\tGetPolicy\x12$.chatmesh.safety.v1.GetPolicyRequest\x1a%.chatmesh.safety.v1.GetPolicyResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1f\x63hatmesh/safety/v1/safety.proto\x12\x12\x63hatmesh.safety.v1\x1a!chatmesh/content/v1/content.proto\"\x83\x01\n\x07Subject\x12\x0f\n\x07turn_id\x18\x01 \x01(\t\x12\x12\n\naccount_id\x18\x02 \x01(\t\x12\x0c\n\x04tier\x18\x03 \x01(\t\x12\x14\n\x0cjurisdiction\x18\x04 \x01(\t\x12/\n\x0c\x61\x63\x63ount_tier\x18\x05 \x01(\x0e\x32\x19.chatmesh.content.v1.Tier\"\x9b\x01\n\x07\x46inding\x12.\n\x08\x63\x61tegory\x18\x01 \x01(\x0e\x32\x1c.chatmesh.safety.v1.Category\x12\r\n\x05score\x18\x02 \x01(\x02\x12\x10\n\x08\x64\x65tector\x18\x03 \x01(\t\x12\x14\n\x0cstart_offset\x18\x04 \x01(\r\x12\x12\n\nend_offset\x18\x05 \x01(\r\x12\x15\n\rmessage_index\x18\x06 \x01(\r\"\\\n\x04Mask\x12\x14\n\x0cstart_offset\x18\x01 \x01(\x04\x12\x12\n\nend_offset\x18\x02 \x01(\x04\x12\x13\n\x0breplacement\x18\x03 \x01(\t\x12\x15\n\rmessage_index\x18\x04 \x01(\r\"\xf8\x01\n\x07Verdict\x12*\n\x06\x61\x63tion\x18\x01 \x01(\x0e\x32\x1a.chatmesh.safety.v1.Action\x12.\n\x08\x63\x61tegory\x18\x02 \x01(\x0e\x32\x1c.chatmesh.safety.v1.Category\x12-\n\x08\x66indings\x18\x03 \x03(\x0b\x32\x1b.chatmesh.safety.v1.Finding\x12\x16\n\x0epolicy_version\x18\x04 \x01(\t\x12\x10\n\x08\x61udit_id\x18\x05 \x01(\t\x12\x0f\n\x07message\x18\x06 \x01(\t\x12\'\n\x05masks\x18\x07 \x03(\x0b\x32\x18.chatmesh.safety.v1.Mask\"s\n\x13ScreenPromptRequest\x12,\n\x07subject\x18\x01 \x01(\x0b\x32\x1b.chatmesh.safety.v1.Subject\x12.\n\x08messages\x18\x02 \x03(\x0b\x32\x1c.chatmesh.content.v1.Message\"D\n\x14ScreenPromptResponse\x12,\n\x07verdict\x18\x01 \x01(\x0b\x32\x1b.chatmesh.safety.v1.Verdict\"~\n\nReplyStart\x12,\n\x07subject\x18\x01 \x01(\x0b\x32\x1b.chatmesh.safety.v1.Subject\x12\x14\n\x0c\x63hoice_index\x18\x02 \x01(\r\x12\x15\n\rreleased_text\x18\x03 \x01(\t\x12\x15\n\raccepts_masks\x18\x04 \x01(\x08\"/\n\nReplyDelta\x12\x0c\n\x04text\x18\x01 \x01(\t\x12\x13\n\x0btoken_count\x18\x02 \x01(\r\"\n\n\x08ReplyEnd\"\xac\x01\n\x12ScreenReplyRequest\x12/\n\x05start\x18\x01 \x01(\x0b\x32\x1e.chatmesh.safety.v1.ReplyStartH\x00\x12/\n\x05\x64\x65lta\x18\x02 \x01(\x0b\x32\x1e.chatmesh.safety.v1.ReplyDeltaH\x00\x12+\n\x03\x65nd\x18\x03 \x01(\x0b\x32\x1c.chatmesh.safety.v1.ReplyEndH\x00\x42\x07\n\x05\x65vent\"P\n\x07Release\x12\x1c\n\x14release_up_to_offset\x18\x01 \x01(\x04\x12\'\n\x05masks\x18\x02 \x03(\x0b\x32\x18.chatmesh.safety.v1.Mask\"E\n\x05\x42lock\x12,\n\x07verdict\x18\x01 \x01(\x0b\x32\x1b.chatmesh.safety.v1.Verdict\x12\x0e\n\x06offset\x18\x02 \x01(\x04\"7\n\x07\x43leared\x12,\n\x07verdict\x18\x01 \x01(\x0b\x32\x1b.chatmesh.safety.v1.Verdict\"\xaa\x01\n\x13ScreenReplyResponse\x12.\n\x07release\x18\x01 \x01(\x0b\x32\x1b.chatmesh.safety.v1.ReleaseH\x00\x12*\n\x05\x62lock\x18\x02 \x01(\x0b\x32\x19.chatmesh.safety.v1.BlockH\x00\x12.\n\x07\x63leared\x18\x03 \x01(\x0b\x32\x1b.chatmesh.safety.v1.ClearedH\x00\x42\x07\n\x05\x65vent\"\x12\n\x10GetPolicyRequest\"\xd4\x01\n\x11GetPolicyResponse\x12\x16\n\x0epolicy_version\x18\x01 \x01(\t\x12\x15\n\rpolicy_digest\x18\x02 \x01(\t\x12W\n\x12window_token_count\x18\x03 \x03(\x0b\x32;.chatmesh.safety.v1.GetPolicyResponse.WindowTokenCountEntry\x1a\x37\n\x15WindowTokenCountEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\r:\x02\x38\x01*\x8c\x01\n\x06Reason\x12\x16\n\x12REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12REASON_BAD_REQUEST\x10\x01\x12\x1c\n\x18REASON_AUDIT_UNAVAILABLE\x10\x02\x12\x14\n\x10REASON_NO_POLICY\x10\x03\x12\x1e\n\x1aREASON_BACKEND_UNAVAILABLE\x10\x04*\x9a\x03\n\x08\x43\x61tegory\x12\x18\n\x14\x43\x41TEGORY_UNSPECIFIED\x10\x00\x12\x11\n\rCATEGORY_HATE\x10\x01\x12\x1d\n\x19\x43\x41TEGORY_HATE_THREATENING\x10\x02\x12\x17\n\x13\x43\x41TEGORY_HARASSMENT\x10\x03\x12\x15\n\x11\x43\x41TEGORY_VIOLENCE\x10\x04\x12\x1d\n\x19\x43\x41TEGORY_VIOLENCE_GRAPHIC\x10\x05\x12\x16\n\x12\x43\x41TEGORY_SELF_HARM\x10\x06\x12\x13\n\x0f\x43\x41TEGORY_SEXUAL\x10\x07\x12\x1a\n\x16\x43\x41TEGORY_SEXUAL_MINORS\x10\x08\x12\x14\n\x10\x43\x41TEGORY_ILLICIT\x10\t\x12\x1c\n\x18\x43\x41TEGORY_ILLICIT_WEAPONS\x10\n\x12\x14\n\x10\x43\x41TEGORY_MALWARE\x10\x0b\x12\x14\n\x10\x43\x41TEGORY_PRIVACY\x10\x0c\x12\x1d\n\x19\x43\x41TEGORY_PROMPT_INJECTION\x10\r\x12\x16\n\x12\x43\x41TEGORY_JAILBREAK\x10\x0e\x12\x13\n\x0f\x43\x41TEGORY_SECRET\x10\x0f*\x82\x01\n\x06\x41\x63tion\x12\x16\n\x12\x41\x43TION_UNSPECIFIED\x10\x00\x12\x10\n\x0c\x41\x43TION_ALLOW\x10\x01\x12\x0f\n\x0b\x41\x43TION_FLAG\x10\x02\x12\x11\n\rACTION_REDACT\x10\x03\x12\x10\n\x0c\x41\x43TION_BLOCK\x10\x04\x12\x18\n\x14\x41\x43TION_SAFE_COMPLETE\x10\x05\x32\xb0\x02\n\rSafetyService\x12\x61\n\x0cScreenPrompt\x12\'.chatmesh.safety.v1.ScreenPromptRequest\x1a(.chatmesh.safety.v1.ScreenPromptResponse\x12\x62\n\x0bScreenReply\x12&.chatmesh.safety.v1.ScreenReplyRequest\x1a\'.chatmesh.safety.v1.ScreenReplyResponse(\x01\x30\x01\x12X\n\tGetPolicy\x12$.chatmesh.safety.v1.GetPolicyRequest\x1a%.chatmesh.safety.v1.GetPolicyResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,50 +34,46 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_GETPOLICYRESPONSE_WINDOWTOKENCOUNTENTRY']._loaded_options = None
   _globals['_GETPOLICYRESPONSE_WINDOWTOKENCOUNTENTRY']._serialized_options = b'8\001'
-  _globals['_REASON']._serialized_start=1879
-  _globals['_REASON']._serialized_end=2019
-  _globals['_CATEGORY']._serialized_start=2022
-  _globals['_CATEGORY']._serialized_end=2432
-  _globals['_ACTION']._serialized_start=2435
-  _globals['_ACTION']._serialized_end=2565
-  _globals['_ROLE']._serialized_start=2567
-  _globals['_ROLE']._serialized_end=2662
-  _globals['_MESSAGE']._serialized_start=55
-  _globals['_MESSAGE']._serialized_end=121
-  _globals['_SUBJECT']._serialized_start=123
-  _globals['_SUBJECT']._serialized_end=205
-  _globals['_FINDING']._serialized_start=208
-  _globals['_FINDING']._serialized_end=363
-  _globals['_MASK']._serialized_start=365
-  _globals['_MASK']._serialized_end=457
-  _globals['_VERDICT']._serialized_start=460
-  _globals['_VERDICT']._serialized_end=708
-  _globals['_SCREENPROMPTREQUEST']._serialized_start=710
-  _globals['_SCREENPROMPTREQUEST']._serialized_end=824
-  _globals['_SCREENPROMPTRESPONSE']._serialized_start=826
-  _globals['_SCREENPROMPTRESPONSE']._serialized_end=894
-  _globals['_REPLYSTART']._serialized_start=896
-  _globals['_REPLYSTART']._serialized_end=1022
-  _globals['_REPLYDELTA']._serialized_start=1024
-  _globals['_REPLYDELTA']._serialized_end=1071
-  _globals['_REPLYEND']._serialized_start=1073
-  _globals['_REPLYEND']._serialized_end=1083
-  _globals['_SCREENREPLYREQUEST']._serialized_start=1086
-  _globals['_SCREENREPLYREQUEST']._serialized_end=1258
-  _globals['_RELEASE']._serialized_start=1260
-  _globals['_RELEASE']._serialized_end=1340
-  _globals['_BLOCK']._serialized_start=1342
-  _globals['_BLOCK']._serialized_end=1411
-  _globals['_CLEARED']._serialized_start=1413
-  _globals['_CLEARED']._serialized_end=1468
-  _globals['_SCREENREPLYRESPONSE']._serialized_start=1471
-  _globals['_SCREENREPLYRESPONSE']._serialized_end=1641
-  _globals['_GETPOLICYREQUEST']._serialized_start=1643
-  _globals['_GETPOLICYREQUEST']._serialized_end=1661
-  _globals['_GETPOLICYRESPONSE']._serialized_start=1664
-  _globals['_GETPOLICYRESPONSE']._serialized_end=1876
-  _globals['_GETPOLICYRESPONSE_WINDOWTOKENCOUNTENTRY']._serialized_start=1821
-  _globals['_GETPOLICYRESPONSE_WINDOWTOKENCOUNTENTRY']._serialized_end=1876
-  _globals['_SAFETYSERVICE']._serialized_start=2665
-  _globals['_SAFETYSERVICE']._serialized_end=2969
+  _globals['_REASON']._serialized_start=1897
+  _globals['_REASON']._serialized_end=2037
+  _globals['_CATEGORY']._serialized_start=2040
+  _globals['_CATEGORY']._serialized_end=2450
+  _globals['_ACTION']._serialized_start=2453
+  _globals['_ACTION']._serialized_end=2583
+  _globals['_SUBJECT']._serialized_start=91
+  _globals['_SUBJECT']._serialized_end=222
+  _globals['_FINDING']._serialized_start=225
+  _globals['_FINDING']._serialized_end=380
+  _globals['_MASK']._serialized_start=382
+  _globals['_MASK']._serialized_end=474
+  _globals['_VERDICT']._serialized_start=477
+  _globals['_VERDICT']._serialized_end=725
+  _globals['_SCREENPROMPTREQUEST']._serialized_start=727
+  _globals['_SCREENPROMPTREQUEST']._serialized_end=842
+  _globals['_SCREENPROMPTRESPONSE']._serialized_start=844
+  _globals['_SCREENPROMPTRESPONSE']._serialized_end=912
+  _globals['_REPLYSTART']._serialized_start=914
+  _globals['_REPLYSTART']._serialized_end=1040
+  _globals['_REPLYDELTA']._serialized_start=1042
+  _globals['_REPLYDELTA']._serialized_end=1089
+  _globals['_REPLYEND']._serialized_start=1091
+  _globals['_REPLYEND']._serialized_end=1101
+  _globals['_SCREENREPLYREQUEST']._serialized_start=1104
+  _globals['_SCREENREPLYREQUEST']._serialized_end=1276
+  _globals['_RELEASE']._serialized_start=1278
+  _globals['_RELEASE']._serialized_end=1358
+  _globals['_BLOCK']._serialized_start=1360
+  _globals['_BLOCK']._serialized_end=1429
+  _globals['_CLEARED']._serialized_start=1431
+  _globals['_CLEARED']._serialized_end=1486
+  _globals['_SCREENREPLYRESPONSE']._serialized_start=1489
+  _globals['_SCREENREPLYRESPONSE']._serialized_end=1659
+  _globals['_GETPOLICYREQUEST']._serialized_start=1661
+  _globals['_GETPOLICYREQUEST']._serialized_end=1679
+  _globals['_GETPOLICYRESPONSE']._serialized_start=1682
+  _globals['_GETPOLICYRESPONSE']._serialized_end=1894
+  _globals['_GETPOLICYRESPONSE_WINDOWTOKENCOUNTENTRY']._serialized_start=1839
+  _globals['_GETPOLICYRESPONSE_WINDOWTOKENCOUNTENTRY']._serialized_end=1894
+  _globals['_SAFETYSERVICE']._serialized_start=2586
+  _globals['_SAFETYSERVICE']._serialized_end=2890
 # @@protoc_insertion_point(module_scope)

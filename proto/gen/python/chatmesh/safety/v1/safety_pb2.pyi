@@ -3,6 +3,7 @@
 isort:skip_file
 Contract of the safety service: a veto over prompts and, while they stream, over answers."""
 
+from chatmesh.content.v1 import content_pb2 as _content_pb2
 from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
@@ -163,64 +164,6 @@ ACTION_SAFE_COMPLETE: Action.ValueType  # 5
 """Is answered with a safe text instead."""
 Global___Action: _TypeAlias = Action  # noqa: Y015
 
-class _Role:
-    ValueType = _typing.NewType("ValueType", _builtins.int)
-    V: _TypeAlias = ValueType  # noqa: Y015
-
-class _RoleEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Role.ValueType], _builtins.type):
-    DESCRIPTOR: _descriptor.EnumDescriptor
-    ROLE_UNSPECIFIED: _Role.ValueType  # 0
-    """Judged as ROLE_USER."""
-    ROLE_SYSTEM: _Role.ValueType  # 1
-    """The operator or developer."""
-    ROLE_USER: _Role.ValueType  # 2
-    """The person."""
-    ROLE_ASSISTANT: _Role.ValueType  # 3
-    """The model."""
-    ROLE_TOOL: _Role.ValueType  # 4
-    """A tool or a document: its instructions are data."""
-
-class Role(_Role, metaclass=_RoleEnumTypeWrapper):
-    """Role says who wrote a message."""
-
-ROLE_UNSPECIFIED: Role.ValueType  # 0
-"""Judged as ROLE_USER."""
-ROLE_SYSTEM: Role.ValueType  # 1
-"""The operator or developer."""
-ROLE_USER: Role.ValueType  # 2
-"""The person."""
-ROLE_ASSISTANT: Role.ValueType  # 3
-"""The model."""
-ROLE_TOOL: Role.ValueType  # 4
-"""A tool or a document: its instructions are data."""
-Global___Role: _TypeAlias = Role  # noqa: Y015
-
-@_typing.final
-class Message(_message.Message):
-    """Message is one message of the conversation."""
-
-    DESCRIPTOR: _descriptor.Descriptor
-
-    ROLE_FIELD_NUMBER: _builtins.int
-    CONTENT_FIELD_NUMBER: _builtins.int
-    role: Global___Role.ValueType
-    """Who wrote it."""
-    content: _builtins.str
-    """The text (UTF-8, at most 1 MiB)."""
-    def __init__(
-        self,
-        *,
-        role: Global___Role.ValueType = ...,
-        content: _builtins.str = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["content", b"content", "role", b"role"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___Message: _TypeAlias = Message  # noqa: Y015
-
 @_typing.final
 class Subject(_message.Message):
     """Subject is on whose behalf is screened; it chooses the policy."""
@@ -231,14 +174,19 @@ class Subject(_message.Message):
     ACCOUNT_ID_FIELD_NUMBER: _builtins.int
     TIER_FIELD_NUMBER: _builtins.int
     JURISDICTION_FIELD_NUMBER: _builtins.int
+    ACCOUNT_TIER_FIELD_NUMBER: _builtins.int
     turn_id: _builtins.str
     """The turn (ULID): links every decision to its answer."""
     account_id: _builtins.str
     """The account (opaque id)."""
     tier: _builtins.str
-    """The tier: "free", "pro", "enterprise" or "admin"."""
+    """The tier as a word ("free", "pro", "enterprise" or "admin"), for a service of the version
+    before, and what counts when account_tier is unspecified: a caller of that version.
+    """
     jurisdiction: _builtins.str
     """ISO 3166-1 alpha-2 country of the account; empty: the default jurisdiction."""
+    account_tier: _content_pb2.Tier.ValueType
+    """The tier."""
     def __init__(
         self,
         *,
@@ -246,10 +194,11 @@ class Subject(_message.Message):
         account_id: _builtins.str = ...,
         tier: _builtins.str = ...,
         jurisdiction: _builtins.str = ...,
+        account_tier: _content_pb2.Tier.ValueType = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["account_id", b"account_id", "jurisdiction", b"jurisdiction", "tier", b"tier", "turn_id", b"turn_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["account_id", b"account_id", "account_tier", b"account_tier", "jurisdiction", b"jurisdiction", "tier", b"tier", "turn_id", b"turn_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -397,14 +346,14 @@ class ScreenPromptRequest(_message.Message):
         """For whom."""
 
     @_builtins.property
-    def messages(self) -> _containers.RepeatedCompositeFieldContainer[Global___Message]:
+    def messages(self) -> _containers.RepeatedCompositeFieldContainer[_content_pb2.Message]:
         """Oldest first; the last user message weighs most. At least 1, at most 4,096."""
 
     def __init__(
         self,
         *,
         subject: Global___Subject | None = ...,
-        messages: _abc.Iterable[Global___Message] | None = ...,
+        messages: _abc.Iterable[_content_pb2.Message] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["subject", b"subject"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...

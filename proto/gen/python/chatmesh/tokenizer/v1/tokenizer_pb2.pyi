@@ -3,6 +3,7 @@
 isort:skip_file
 Contract of the tokenizer: messages to the token ids of a prompt, and counts."""
 
+from chatmesh.content.v1 import content_pb2 as _content_pb2
 from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
@@ -55,68 +56,6 @@ REASON_BAD_TOKEN: Reason.ValueType  # 5
 """A token id outside the vocabulary (metadata "token_id"), or more ids than the limit."""
 Global___Reason: _TypeAlias = Reason  # noqa: Y015
 
-class _Role:
-    ValueType = _typing.NewType("ValueType", _builtins.int)
-    V: _TypeAlias = ValueType  # noqa: Y015
-
-class _RoleEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Role.ValueType], _builtins.type):
-    DESCRIPTOR: _descriptor.EnumDescriptor
-    ROLE_UNSPECIFIED: _Role.ValueType  # 0
-    """Refused."""
-    ROLE_SYSTEM: _Role.ValueType  # 1
-    """Instructions of the operator or developer; never dropped."""
-    ROLE_USER: _Role.ValueType  # 2
-    """The person."""
-    ROLE_ASSISTANT: _Role.ValueType  # 3
-    """The model."""
-    ROLE_TOOL: _Role.ValueType  # 4
-    """The result of a tool call."""
-
-class Role(_Role, metaclass=_RoleEnumTypeWrapper):
-    """Role says who wrote a message."""
-
-ROLE_UNSPECIFIED: Role.ValueType  # 0
-"""Refused."""
-ROLE_SYSTEM: Role.ValueType  # 1
-"""Instructions of the operator or developer; never dropped."""
-ROLE_USER: Role.ValueType  # 2
-"""The person."""
-ROLE_ASSISTANT: Role.ValueType  # 3
-"""The model."""
-ROLE_TOOL: Role.ValueType  # 4
-"""The result of a tool call."""
-Global___Role: _TypeAlias = Role  # noqa: Y015
-
-@_typing.final
-class Message(_message.Message):
-    """Message is one message of a conversation."""
-
-    DESCRIPTOR: _descriptor.Descriptor
-
-    ROLE_FIELD_NUMBER: _builtins.int
-    CONTENT_FIELD_NUMBER: _builtins.int
-    NAME_FIELD_NUMBER: _builtins.int
-    role: Global___Role.ValueType
-    """Who wrote it."""
-    content: _builtins.str
-    """The text (UTF-8, at most 1 MiB). Names of special tokens in it are text, never control tokens."""
-    name: _builtins.str
-    """Name of the author, when the template shows one. At most 64 characters."""
-    def __init__(
-        self,
-        *,
-        role: Global___Role.ValueType = ...,
-        content: _builtins.str = ...,
-        name: _builtins.str = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["content", b"content", "name", b"name", "role", b"role"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___Message: _TypeAlias = Message  # noqa: Y015
-
 @_typing.final
 class EncodeRequest(_message.Message):
     """EncodeRequest asks for the prompt of a conversation."""
@@ -136,14 +75,14 @@ class EncodeRequest(_message.Message):
     forbid_truncation: _builtins.bool
     """Refuse instead of dropping turns that do not fit."""
     @_builtins.property
-    def messages(self) -> _containers.RepeatedCompositeFieldContainer[Global___Message]:
+    def messages(self) -> _containers.RepeatedCompositeFieldContainer[_content_pb2.Message]:
         """Oldest first; at least 1, at most 4,096."""
 
     def __init__(
         self,
         *,
         model: _builtins.str = ...,
-        messages: _abc.Iterable[Global___Message] | None = ...,
+        messages: _abc.Iterable[_content_pb2.Message] | None = ...,
         max_tokens: _builtins.int = ...,
         forbid_truncation: _builtins.bool = ...,
     ) -> None: ...
@@ -271,7 +210,7 @@ class CountTokensRequest(_message.Message):
         """Plain texts, counted each by itself. At most 1,024."""
 
     @_builtins.property
-    def messages(self) -> _containers.RepeatedCompositeFieldContainer[Global___Message]:
+    def messages(self) -> _containers.RepeatedCompositeFieldContainer[_content_pb2.Message]:
         """A conversation, counted as rendered. At most 4,096 messages."""
 
     def __init__(
@@ -279,7 +218,7 @@ class CountTokensRequest(_message.Message):
         *,
         model: _builtins.str = ...,
         texts: _abc.Iterable[_builtins.str] | None = ...,
-        messages: _abc.Iterable[Global___Message] | None = ...,
+        messages: _abc.Iterable[_content_pb2.Message] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
