@@ -283,7 +283,7 @@ def _ledger(world: Any, turn: Any, charged: dict[tuple[str, int, bool], ranges.R
             covered = reported.get(usage.choice_index, ())
             reported[usage.choice_index] = ranges.add(covered, usage.first, usage.end)
     by_nodes = sum(map(ranges.size, reported.values()))
-    by_gateway = turn.counts.output if turn.counts else 0
+    by_gateway = sum(step.settled.output for step in turn.steps if step.settled)
     found = sum(
         ranges.size(covered)
         for (turn_id, _, is_output), covered in charged.items()
@@ -316,21 +316,22 @@ def _conserved(world: Any, reading: Reading) -> Iterator[str]:
         if turn.state not in (State.RELEASED, State.EXPIRED, State.CLOSED):
             yield f"{name}: nothing was generated, and it is {turn.state.name}"
         return
-    if turn.counts is None:
+    if turn.settle_time is None:
         yield f"{name}: {used} tokens were generated, and it was never settled"
         return
-    if turn.counts.output != used and not _journal_lost(world):  # else it may have run twice
-        yield f"{name}: {used} tokens told, {turn.counts.output} settled"
+    counts = turn.steps[0].settled
+    if counts.output != used and not _journal_lost(world):  # else it may have run twice
+        yield f"{name}: {used} tokens told, {counts.output} settled"
     if released > used:
         yield f"{name}: {released} released of {used}"
-    if set(ends) == {"stop"} and (released, turn.counts.withheld) != (used, 0):
-        yield f"{name}: all was said, {released} released of {used}, {turn.counts.withheld} withheld"
+    if set(ends) == {"stop"} and (released, counts.withheld) != (used, 0):
+        yield f"{name}: all was said, {released} released of {used}, {counts.withheld} withheld"
     # The tokens of a frame count as released when all of its text is; another owner has other frames.
     epochs = {epoch for epoch, _, _ in reading.events}
     is_exact = len(epochs) == 1
     if (
         is_exact
         and set(ends) == {FINISH_CONTENT_FILTER}
-        and turn.counts.withheld != used - released
+        and counts.withheld != used - released
     ):
-        yield f"{name}: {turn.counts.withheld} withheld, {used - released} kept back"
+        yield f"{name}: {counts.withheld} withheld, {used - released} kept back"

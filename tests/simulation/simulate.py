@@ -144,6 +144,8 @@ async def _close(world: World) -> None:
     """All gateways end as at SIGTERM; no task may be left."""
     for machine in list(world.gateways):
         gateway = world.gateways[machine]
+        if gateway.keeping.done():
+            raise RuntimeError("a gateway gave up") from gateway.keeping.exception()
         closing = gateway.process.start(gateway.turns.close(), "close")
         await asyncio.wait([closing], timeout=5.0)
         gateway.keeping.cancel()

@@ -299,7 +299,7 @@ def _charged_again(right: Any) -> Any:
 def _settled_again(right: Any) -> Any:
     async def settle(self: Store, turn_id: str, counts: Any, now: Any) -> Any:
         if found := self.turns.get(turn_id):
-            self.turns[turn_id] = replace(found, state=found.state.OPEN, counts=None)
+            self.turns[turn_id] = replace(found, state=found.state.OPEN, settle_time=None)
         return await right(self, turn_id, counts, now)
 
     return settle
