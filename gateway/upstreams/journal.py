@@ -79,8 +79,10 @@ if tonumber(head[5]) < tonumber(ARGV[3]) then
   redis.call('HSET', KEYS[1], 'serial', ARGV[3], 'number', ARGV[4], 'state', ARGV[6])
   redis.call('HINCRBY', KEYS[1], 'bytes', #ARGV[5])
   redis.call('RPUSH', KEYS[2], ARGV[5])
-  redis.call('EXPIRE', KEYS[1], ARGV[7])
-  redis.call('EXPIRE', KEYS[2], ARGV[7])
+  if ARGV[6] ~= 'running' then  -- until then what PUT said holds
+    redis.call('EXPIRE', KEYS[1], ARGV[7])
+    redis.call('EXPIRE', KEYS[2], ARGV[7])
+  end
   listeners = redis.call('PUBLISH', KEYS[1], ARGV[4])
 end
 return {1, listeners, head[4] and 1 or 0, tonumber(redis.call('HGET', KEYS[1], 'bytes'))}

@@ -23,7 +23,7 @@ HEALTH_BODY = '{"status":"ok"}'
 # Also what a browser page may read of an answer.
 EXPOSED_HEADERS = (
     "x-request-id,retry-after,x-ratelimit-limit-requests,x-ratelimit-remaining-requests,"
-    "x-ratelimit-reset-requests,x-turn-id,x-conversation-id,www-authenticate,grpc-status,grpc-message,grpc-status-details-bin"
+    "x-ratelimit-reset-requests,x-turn-id,x-turn-journal,x-conversation-id,www-authenticate,grpc-status,grpc-message,grpc-status-details-bin"
 )
 FILTERS_OF_THE_GATEWAY = ("envoy.filters.http.ext_authz", "envoy.filters.http.grpc_json_transcoder")
 
