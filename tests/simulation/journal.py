@@ -150,6 +150,9 @@ class NetJournal:
     async def write(self, writes: Sequence[Write]) -> list[Written]:
         return await self._ask("write", writes)
 
+    async def tidy(self) -> None:
+        await self._ask("tidy")
+
     async def head(self, turn_id: str) -> Head | None:
         return await self._ask("head", turn_id)
 

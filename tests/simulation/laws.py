@@ -246,7 +246,7 @@ def _of_owners(world: Any) -> Iterator[str]:
             yield f"{name}: epoch {each.epoch} of {each.owner} after {before.epoch}"
         elif each.epoch == before.epoch and each.owner != before.owner:
             yield f"{name}: {before.owner} and {each.owner} both write in epoch {each.epoch}"
-        elif each.number < before.number:
+        elif each.epoch == before.epoch and each.number < before.number:
             yield f"{name}: number {each.number} after {before.number}"
         elif before.state != RUNNING and each.number != before.number:
             yield f"{name}: written after its end"
