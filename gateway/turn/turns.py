@@ -291,11 +291,19 @@ class Turns:
                 with contextlib.suppress(JournalAway):
                     await self._store.forget(turn_id, self._owner)
                     if claim:
-                        await self._store.disclaim(*claim)
+                        await self._let_go_of_claim(*claim)
                     return
                 await asyncio.sleep(FORGET_RETRY_S)
         finally:
             self._changing.discard(turn_id)
+
+    async def _let_go_of_claim(self, account_id: str, key: str, claim: Claim) -> None:
+        """Frees the key; one that was taken over still names its turn, which may run after all."""
+        if claim.holder == claim.turn_id:
+            await self._store.disclaim(account_id, key, claim)
+        else:
+            vacant = replace(claim, owner="", holder="")
+            await self._store.reclaim(account_id, key, claim, vacant)
 
     # -- parts -------------------------------------------------------------------------------
 
