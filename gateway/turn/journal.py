@@ -91,6 +91,8 @@ class Head:
     # Number of the last journaled event when each epoch ended.
     epoch_numbers: Sequence[int] = ()
     is_stopped: bool = False
+    # Of the owner's last write.
+    serial: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +127,8 @@ class JournalStore(Protocol):
         """What was written from the batch of this index on."""
 
     async def adopt(self, head: Head, owner: str) -> bool:
-        """Makes `owner` the owner in the next epoch; False: the head has changed meanwhile."""
+        """Makes `owner` the owner in the next epoch; False: the head has changed meanwhile, also by
+        a write of an owner that was silent only."""
 
     async def stop(self, turn_id: str) -> None:
         """Asks the owner, whoever it is, to stop; remembered."""

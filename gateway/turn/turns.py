@@ -6,7 +6,7 @@ is no more, whoever wants the turn adopts it, and a scan adopts those that nobod
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
@@ -285,25 +285,33 @@ class Turns:
 
     async def _leave_no_trace(self, turn_id: str, claim: Claimed | None) -> None:
         """A turn that nothing came of may be tried again under the same key."""
+        await self._until_told(turn_id, lambda: self._store.forget(turn_id, self._owner))
+        if claim:
+            await self._let_go_of_claim(turn_id, claim)
+
+    async def _let_go_of_claim(self, turn_id: str, claimed: Claimed) -> None:
+        """Frees the key; one that was taken over still names its turn, which may run after all."""
+        account_id, key, claim = claimed
+        vacant = replace(claim, owner="", holder="")
+
+        async def free() -> None:
+            if claim.holder == claim.turn_id:
+                await self._store.disclaim(account_id, key, claim)
+            else:
+                await self._store.reclaim(account_id, key, claim, vacant)
+
+        await self._until_told(turn_id, free)
+
+    async def _until_told(self, turn_id: str, tell: Callable[[], Awaitable[None]]) -> None:
+        """Repeats until the journal has heard; the turn is nobody else's business meanwhile."""
         self._changing.add(turn_id)
         try:
             while True:
                 with contextlib.suppress(JournalAway):
-                    await self._store.forget(turn_id, self._owner)
-                    if claim:
-                        await self._let_go_of_claim(*claim)
-                    return
+                    return await tell()
                 await asyncio.sleep(FORGET_RETRY_S)
         finally:
             self._changing.discard(turn_id)
-
-    async def _let_go_of_claim(self, account_id: str, key: str, claim: Claim) -> None:
-        """Frees the key; one that was taken over still names its turn, which may run after all."""
-        if claim.holder == claim.turn_id:
-            await self._store.disclaim(account_id, key, claim)
-        else:
-            vacant = replace(claim, owner="", holder="")
-            await self._store.reclaim(account_id, key, claim, vacant)
 
     # -- parts -------------------------------------------------------------------------------
 
@@ -318,8 +326,8 @@ class Turns:
             return await self._planner.plan(ask, caller)
         except BaseException:
             if claim:
-                work = self._leave_no_trace(caller.turn_id, claim)
-                self._means.background.start(work, "forget_turn")
+                work = self._let_go_of_claim(caller.turn_id, claim)
+                self._means.background.start(work, "forget_claim")
             raise
         finally:
             self._planning.discard(caller.turn_id)
@@ -344,7 +352,8 @@ class Turns:
             # Another request is planning it, or died with its gateway while it did.
             mine = replace(mine, turn_id=found.turn_id)
             is_over = asyncio.get_running_loop().time() > end
-            if found.turn_id in self._planning:  # here: then it is known that it lives
+            if found.turn_id in self._planning or found.turn_id in self._changing:
+                # Here: then it is known that somebody is at it.
                 await asyncio.sleep(CLAIM_LOOK_S)
             elif is_over or not await self._asked(self._store.alive_s(found.owner)):
                 await self._asked(self._store.reclaim(account_id, key, found, mine))

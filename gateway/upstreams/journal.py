@@ -88,12 +88,12 @@ end
 return {1, listeners, head[4] and 1 or 0, tonumber(redis.call('HGET', KEYS[1], 'bytes'))}
 """
 
-# KEYS head. ARGV owner and epoch as they were seen, new owner. Repeatable.
+# KEYS head. ARGV owner and epoch as they were seen, new owner, serial as it was seen. Repeatable.
 ADOPT = """
-local head = redis.call('HMGET', KEYS[1], 'owner', 'epoch', 'state', 'number', 'epochs')
+local head = redis.call('HMGET', KEYS[1], 'owner', 'epoch', 'state', 'number', 'epochs', 'serial')
 if head[3] ~= 'running' then return 0 end
 if head[1] == ARGV[3] and tonumber(head[2]) == ARGV[2] + 1 then return 1 end
-if head[1] ~= ARGV[1] or head[2] ~= ARGV[2] then return 0 end
+if head[1] ~= ARGV[1] or head[2] ~= ARGV[2] or head[6] ~= ARGV[4] then return 0 end
 redis.call('HSET', KEYS[1], 'owner', ARGV[3], 'epoch', head[2] + 1, 'serial', 0,
            'epochs', head[5] .. head[4] .. ' ')
 redis.call('PUBLISH', KEYS[1], head[4])
@@ -150,7 +150,7 @@ return gone
 """
 
 OUTCOMES = {0: Outcome.FENCED, 1: Outcome.WRITTEN, 2: Outcome.LOST}
-HEAD_FIELDS = ("account", "owner", "epoch", "number", "state", "epochs", "stopped")
+HEAD_FIELDS = ("account", "owner", "epoch", "number", "state", "epochs", "stopped", "serial")
 
 
 def head_key(turn_id: str) -> str:
@@ -240,7 +240,7 @@ class RedisJournal:
     async def head(self, turn_id: str) -> Head | None:
         """One round trip."""
         found = await self._timed(self._client.hmget(head_key(turn_id), HEAD_FIELDS))
-        account, owner, epoch, number, state, epochs, stopped = found
+        account, owner, epoch, number, state, epochs, stopped, serial = found
         if owner is None:
             return None
         return Head(
@@ -252,6 +252,7 @@ class RedisJournal:
             state=state.decode(),
             epoch_numbers=tuple(int(each) for each in epochs.split()),
             is_stopped=stopped is not None,
+            serial=int(serial),
         )
 
     async def plan(self, turn_id: str) -> bytes:
@@ -268,7 +269,7 @@ class RedisJournal:
         """Compares and sets owner and epoch."""
         # Listed first: a turn that is listed twice is looked at once too often, and no more.
         await self._timed(self._client.sadd(owner_key(owner) + ":turns", head.turn_id))
-        values = [head.owner, head.epoch, owner]
+        values = [head.owner, head.epoch, owner, head.serial]
         adopted = bool(await self._run("adopt", [head_key(head.turn_id)], values))
         loser = head.owner if adopted else owner
         await self._timed(self._client.srem(owner_key(loser) + ":turns", head.turn_id))

@@ -328,7 +328,7 @@ def _conserved(world: Any, reading: Reading) -> Iterator[str]:
         yield f"{name}: all was said, {released} released of {used}, {counts.withheld} withheld"
     # The tokens of a frame count as released when all of its text is; another owner has other frames.
     epochs = {epoch for epoch, _, _ in reading.events}
-    is_exact = len(epochs) == 1
+    is_exact = len(epochs) == 1 and not _journal_lost(world)
     if (
         is_exact
         and set(ends) == {FINISH_CONTENT_FILTER}

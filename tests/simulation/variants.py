@@ -86,6 +86,7 @@ def _adoption_without_compare(right: Any) -> Any:
         if found := self.turns.get(head.turn_id):
             found.head = replace(found.head, owner=head.owner, epoch=head.epoch)
             found.head = replace(found.head, epoch_numbers=head.epoch_numbers)
+            found.serial = head.serial
         return await right(self, head, owner)
 
     return adopt

@@ -93,7 +93,7 @@ class MemoryJournal:
     async def head(self, turn_id: str) -> Head | None:
         self._check()
         found = self.turns.get(turn_id)
-        return found.head if found else None
+        return replace(found.head, serial=found.serial) if found else None
 
     async def plan(self, turn_id: str) -> bytes:
         self._check()
@@ -113,7 +113,7 @@ class MemoryJournal:
         now = found.head
         if (now.owner, now.epoch) == (owner, head.epoch + 1):
             return True
-        if (now.owner, now.epoch) != (head.owner, head.epoch):
+        if (now.owner, now.epoch, found.serial) != (head.owner, head.epoch, head.serial):
             return False
         numbers, found.serial = (*now.epoch_numbers, now.number), 0
         found.head = replace(now, owner=owner, epoch=now.epoch + 1, epoch_numbers=numbers)
