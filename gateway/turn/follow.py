@@ -196,10 +196,11 @@ class Following:
         return [left for each in events if (left := behind(each, number))]
 
     def _skips(self, batch: Sequence[Numbered], head: Head) -> bool:
-        """Whether there is more behind the cursor than the batch has."""
-        if not batch:
-            return head.number > self._cursor.number
-        return batch[0].number - weight(batch[0].event) > self._cursor.number
+        """Whether more lies between the cursor and the head than the batch has."""
+        begin = end = self._cursor.number
+        if batch:
+            begin, end = batch[0].number - weight(batch[0].event), batch[-1].number
+        return begin > self._cursor.number or end < head.number
 
     async def _wait_s(self, head: Head) -> float:
         """How long to wait for news; 0: the turn runs here now."""
