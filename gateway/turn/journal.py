@@ -106,6 +106,8 @@ class Claim:
     owner: str
     # The request that plans it: only that one may take the claim back.
     holder: str = ""
+    # How often another request took it over: both may begin, each in an epoch of its own.
+    epoch: int = 0
 
 
 class JournalStore(Protocol):
@@ -204,14 +206,16 @@ class Recording:
         log_: EventLog,
         answers: Sequence[Answer],
         epoch_numbers: Sequence[int] = (),
+        *,
+        is_journaled: bool = False,
     ) -> None:
         """A log that was read from the journal goes on in the next epoch."""
         self.plan, self.owner = plan, owner
-        self.epoch, self.epoch_numbers = (epoch := len(epoch_numbers)), epoch_numbers
+        self.epoch, self.epoch_numbers = len(epoch_numbers), epoch_numbers
         self._log, self._progress = log_, Progress(answers)
         self._number, self.state, self._serial = log_.number, RUNNING, 0
         # Others can go on with it; a turn that is not yet is written whole.
-        self.is_journaled = epoch > 0
+        self.is_journaled = is_journaled
         self._must_put = not self.is_journaled
         if self.is_journaled:
             self._progress.written()

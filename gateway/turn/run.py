@@ -83,10 +83,13 @@ class Run:
         owner: str,
         before: Head | None = None,
         batches: Sequence[bytes] = (),
+        epoch: int = 0,
     ) -> None:
-        """With `before` it goes on in the next epoch, where the last owner came in the journal."""
+        """With `before` it goes on in the next epoch, where the last owner came in the journal; else
+        it begins, in an epoch of its own when another may have begun too."""
         self.plan, self._means = plan, means
-        epoch_numbers = (*before.epoch_numbers, before.number) if before else ()
+        epoch_numbers = (*before.epoch_numbers, before.number) if before else (BEGINNING,) * epoch
+        self._is_adopted = before is not None
         # Whether what earlier owners sent is what this one sends; not so with other weights.
         self.redraws = plan.redraws
         # It is being found out whether anybody reads it.
@@ -95,7 +98,9 @@ class Run:
         self.answers = [Answer(index) for index in range(plan.choice_count)]
         events = read_batches(batches, plan.started(journaled=True), self.answers)
         self.log = EventLog(events)
-        self.recording = Recording(plan, owner, self.log, self.answers, epoch_numbers)
+        self.recording = Recording(
+            plan, owner, self.log, self.answers, epoch_numbers, is_journaled=self._is_adopted
+        )
         self.recording.on_fenced, self.recording.on_stopped = self._superseded, self.stop
         self.recording.on_away = self._unjournaled
         self._attempt = len(epoch_numbers) * ATTEMPTS_OF_AN_OWNER
@@ -239,7 +244,7 @@ class Run:
         """Ends the answers, and the turn in the books, unless another has it now."""
         outcome = "finished" if state == COMPLETED else state
         metrics.TURNS.labels(failure.reason.lower() if failure else outcome).inc()
-        if self.recording.epoch and not self.log.events:
+        if self._is_adopted and not self.log.events:
             # An earlier owner may have begun: it must find an end here, not nothing.
             self._publish(self.plan.started(journaled=True))
         # How much is generated until a block is known is chance.

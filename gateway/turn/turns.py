@@ -105,7 +105,7 @@ class Turns:
             metrics.TURNS.labels("cancelled").inc()
             raise
         if caller.turn_id not in self._runs:
-            run = Run(plan, self._means, self._owner)
+            run = Run(plan, self._means, self._owner, epoch=claim[2].epoch if claim else 0)
             self._own(run, claim)
             if plan.stored.background:  # whoever was promised an answer finds it at every gateway
                 await run.recording.opened()
@@ -350,7 +350,7 @@ class Turns:
             if found == mine or self.run_of(found.turn_id) or await self._is_known(found.turn_id):
                 return found
             # Another request is planning it, or died with its gateway while it did.
-            mine = replace(mine, turn_id=found.turn_id)
+            mine = replace(mine, turn_id=found.turn_id, epoch=found.epoch + 1)
             is_over = asyncio.get_running_loop().time() > end
             if found.turn_id in self._planning or found.turn_id in self._changing:
                 # Here: then it is known that somebody is at it.

@@ -24,7 +24,7 @@ from tests.simulation.clients import Reading, text_of
 from tests.simulation.services import BY_POSITION
 
 # A stop that was taken ends the turn so soon, also when its owner dies: lease, scan, and a pause.
-STOP_S = 2.0
+STOP_S = 3.0
 LEAVES_THE_JOURNAL = {faults.JOURNAL_AWAY, faults.JOURNAL_LOSES}
 
 
@@ -201,7 +201,10 @@ def _agree(world: Any, turn_id: str, readings: list[Reading]) -> Iterator[str]:
             if each.view and each.view.plan.turn_id == turn_id
         }
         found = texts | views
-        if len(found) > 1 and not (_may_differ(world, wish) and _are_beginnings(found)):
+        may_differ = _may_differ(world, wish) and _are_beginnings(found)
+        # A journal that forgot the end of a turn has it made again: otherwise, by such an engine.
+        may_differ |= not wish.redraws and _journal_lost(world)
+        if len(found) > 1 and not may_differ:
             yield f"law 1: choice {choice} read as {texts}, seen as {views}"
     states = {each.view.state for each in readings if each.view}
     if len(states) > 1 and not _may_differ(world, wish):
