@@ -271,7 +271,8 @@ class Run:
 
     async def _may_conclude(self) -> bool:
         """Whether this gateway is still the owner, who alone may settle: it may have slept."""
-        if self._means.lease.covers(self.recording.confirmed_at):
+        # What another would make otherwise must be journaled before: stored is what is read.
+        if self.recording.may_show and self._means.lease.covers(self.recording.confirmed_at):
             return not self.recording.is_fenced
         return not await self._is_lost()
 

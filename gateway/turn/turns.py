@@ -69,6 +69,8 @@ class Turns:
         self._runs: dict[str, Run] = {}
         # Turns that are being adopted, or taken out of the journal.
         self._changing: set[str] = set()
+        # Turns that are being planned here.
+        self._planning: set[str] = set()
         self._is_closing = False
 
     # -- what the faces ask for --------------------------------------------------------------
@@ -89,12 +91,12 @@ class Turns:
         try:
             if key:
                 found = await self._claimed(caller, key, digest)
-                claim = (caller.account_id, key, found)
+                claim, is_joined = (caller.account_id, key, found), found.holder != caller.turn_id
                 caller = replace(caller, turn_id=found.turn_id)
+                if is_joined:
+                    return await self.follow(caller.turn_id, caller.account_id, "")
             if run := self._runs.get(caller.turn_id):
                 return self._following(run.plan, Cursor())
-            if key and await self._is_known(caller.turn_id):
-                return await self.follow(caller.turn_id, caller.account_id, "")
             plan = await self._planned(ask, caller, claim)
         except MeshError as error:
             metrics.TURNS.labels(error.reason.lower() or "internal_error").inc()
@@ -289,11 +291,19 @@ class Turns:
                 with contextlib.suppress(JournalAway):
                     await self._store.forget(turn_id, self._owner)
                     if claim:
-                        await self._store.disclaim(*claim)
+                        await self._let_go_of_claim(*claim)
                     return
                 await asyncio.sleep(FORGET_RETRY_S)
         finally:
             self._changing.discard(turn_id)
+
+    async def _let_go_of_claim(self, account_id: str, key: str, claim: Claim) -> None:
+        """Frees the key; one that was taken over still names its turn, which may run after all."""
+        if claim.holder == claim.turn_id:
+            await self._store.disclaim(account_id, key, claim)
+        else:
+            vacant = replace(claim, owner="", holder="")
+            await self._store.reclaim(account_id, key, claim, vacant)
 
     # -- parts -------------------------------------------------------------------------------
 
@@ -303,6 +313,7 @@ class Turns:
         )
 
     async def _planned(self, ask: Ask, caller: Caller, claim: Claimed | None) -> Plan:
+        self._planning.add(caller.turn_id)
         try:
             return await self._planner.plan(ask, caller)
         except BaseException:
@@ -310,6 +321,8 @@ class Turns:
                 work = self._leave_no_trace(caller.turn_id, claim)
                 self._means.background.start(work, "forget_turn")
             raise
+        finally:
+            self._planning.discard(caller.turn_id)
 
     async def _claimed(self, caller: Caller, key: str, digest: str) -> Claim:
         """The claim that the key stands for: ours, or that of a turn that has begun.
@@ -331,7 +344,9 @@ class Turns:
             # Another request is planning it, or died with its gateway while it did.
             mine = replace(mine, turn_id=found.turn_id)
             is_over = asyncio.get_running_loop().time() > end
-            if is_over or not await self._asked(self._store.alive_s(found.owner)):
+            if found.turn_id in self._planning:  # here: then it is known that it lives
+                await asyncio.sleep(CLAIM_LOOK_S)
+            elif is_over or not await self._asked(self._store.alive_s(found.owner)):
                 await self._asked(self._store.reclaim(account_id, key, found, mine))
             else:
                 await asyncio.sleep(CLAIM_LOOK_S)

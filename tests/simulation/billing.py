@@ -2,6 +2,7 @@
 
 import datetime as dt
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -11,7 +12,7 @@ from billing_svc.ledger import Entry, Usage
 from billing_svc.prices import Price
 from billing_svc.quota_store import Held, month_of
 from billing_svc.service import QuotaService
-from billing_svc.turn import Counts, State, Turn
+from billing_svc.turn import SettledCounts, State, Turn
 from tests.simulation.loop import Process, VirtualLoop
 from tests.simulation.network import Service, unavailable
 
@@ -55,16 +56,18 @@ class Store:
             self.turns[turn_id] = quota.extended(turn, prompt, output, now + lifetime)
         return self.turns.get(turn_id)
 
-    async def settle(self, turn_id: str, counts: Counts, now: dt.datetime) -> Turn | None:
+    async def settle(
+        self, turn_id: str, counts: Sequence[SettledCounts], now: dt.datetime
+    ) -> Turn | None:
         if turn := self.turns.get(turn_id):
             self.turns[turn_id] = after = quota.settled(turn, counts, now)
-            if turn.counts is None and after.counts is not None:
+            if turn.settle_time is None and after.settle_time is not None:
                 self.settled_count[turn_id] += 1
         return self.turns.get(turn_id)
 
     async def release(self, turn_id: str, now: dt.datetime) -> Turn | None:
         if turn := self.turns.get(turn_id):
-            self.turns[turn_id] = quota.released(turn)
+            self.turns[turn_id] = quota.released(turn, now)
         return self.turns.get(turn_id)
 
     def append(self, usage: Usage, now: dt.datetime) -> None:

@@ -8,7 +8,7 @@ import hashlib
 import random
 from collections.abc import Callable
 from contextlib import aclosing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import grpc
@@ -56,6 +56,13 @@ class Wish:
     away_s: float = 0.5
     # Two requests of the same key at the same time.
     twice: bool = False
+    # Another request of the same key, with another body: at most one of the two is served.
+    has_rival: bool = False
+    is_rival: bool = False
+
+    @property
+    def rival(self) -> "Wish":
+        return replace(self, seed=self.seed ^ (1 << 12), has_rival=False, is_rival=True)
 
     @property
     def redraws(self) -> bool:
@@ -82,6 +89,7 @@ class Wish:
     def drawn(cls, rng: random.Random, index: int) -> "Wish":
         seed = (rng.randrange(1 << 40) << 4) | rng.choice((0, 4))
         background, key = rng.random() < 0.3, rng.random() < 0.5
+        twice = key and rng.random() < 0.4
         leave = tuple(rng.randrange(1, 12) for _ in range(rng.randrange(3)))
         return cls(
             account=f"acc_{index}",
@@ -96,7 +104,8 @@ class Wish:
             stop_s=rng.random() * 2 if rng.random() < 0.15 else None,
             leave_after=leave,
             away_s=rng.choice((0.05, 0.5, 1.5, 3.0)),
-            twice=key and rng.random() < 0.4,
+            twice=twice,
+            has_rival=key and not twice and rng.random() < 0.15,
         )
 
 

@@ -28,7 +28,7 @@ class Accepted:
     epoch: int
     number: int
     state: str
-    is_adoption: bool = False
+    at_s: float = 0.0
 
 
 class ServedJournal(MemoryJournal):
@@ -53,9 +53,7 @@ class ServedJournal(MemoryJournal):
         if (now.head, len(now.batches)) == state_before:
             return written  # it was here before
         head = self.turns[write.turn_id].head
-        self.accepted.append(
-            Accepted(self.life, write.turn_id, write.owner, write.epoch, write.number, write.state)
-        )
+        self._accept(head)
         for connection in listeners:
             self._network.send(
                 self.process, connection.process, "news", connection.hear, write.turn_id
@@ -65,11 +63,24 @@ class ServedJournal(MemoryJournal):
     async def adopt(self, head: Head, owner: str) -> bool:
         adopted = await super().adopt(head, owner)
         if adopted:
-            now = self.turns[head.turn_id].head
-            self.accepted.append(
-                Accepted(self.life, now.turn_id, owner, now.epoch, now.number, now.state, True)
-            )
+            self._accept(self.turns[head.turn_id].head)
         return adopted
+
+    def _accept(self, head: Head) -> None:
+        if self._network.note:
+            what = f"{head.turn_id[-3:]} {head.state} {head.number} by {head.owner}, {head.epoch}"
+            self._network.note("journal", what)
+        self.accepted.append(
+            Accepted(
+                self.life,
+                head.turn_id,
+                head.owner,
+                head.epoch,
+                head.number,
+                head.state,
+                self._now(),
+            )
+        )
 
     async def stop(self, turn_id: str) -> None:
         await super().stop(turn_id)
@@ -138,6 +149,9 @@ class NetJournal:
 
     async def write(self, writes: Sequence[Write]) -> list[Written]:
         return await self._ask("write", writes)
+
+    async def tidy(self) -> None:
+        await self._ask("tidy")
 
     async def head(self, turn_id: str) -> Head | None:
         return await self._ask("head", turn_id)

@@ -233,6 +233,8 @@ class Stream:
             loop.call_at(when, _unless_dead, process, end, args, context=process.context)
 
     def _begin(self, request: Any) -> None:
+        if self._is_over:
+            return
         self._task = asyncio.get_running_loop().create_task(
             self._run(request), name="serve", context=self.server.context.copy()
         )

@@ -8,6 +8,7 @@ from typing import Any
 import grpc
 
 from billing_svc.ledger import Kind, Usage
+from chatmesh.content.v1 import content_pb2
 from chatmesh.conversation.v1 import conversation_pb2
 from chatmesh.inference.v1 import inference_pb2
 from chatmesh.safety.v1 import safety_pb2
@@ -87,7 +88,7 @@ class Node(Service):
             output_token_count=position,
         )
         finished = inference_pb2.Finished(
-            finish_reason=inference_pb2.FINISH_REASON_STOP, usage=usage
+            finish_reason=content_pb2.FINISH_REASON_STOP, usage=usage
         )
         stream.send(inference_pb2.GenerateResponse(finished=finished))
 

@@ -107,6 +107,8 @@ async def _run(
         world.add_client(wish, f"client-{index}", seed)
         if wish.twice:
             world.add_client(wish, f"client-{index}b", seed)
+        if wish.has_rival:
+            world.add_client(wish.rival, f"client-{index}r", seed)
     reading = [each.process.start(each.run(), "client") for each in world.clients]
     chaos = asyncio.create_task(Chaos(world, schedule).run())
     await _until_quiet(world, [chaos, *reading])
@@ -142,6 +144,8 @@ async def _close(world: World) -> None:
     """All gateways end as at SIGTERM; no task may be left."""
     for machine in list(world.gateways):
         gateway = world.gateways[machine]
+        if gateway.keeping.done():
+            raise RuntimeError("a gateway gave up") from gateway.keeping.exception()
         closing = gateway.process.start(gateway.turns.close(), "close")
         await asyncio.wait([closing], timeout=5.0)
         gateway.keeping.cancel()

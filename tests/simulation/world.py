@@ -7,11 +7,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from billing_svc.ledger import Usage
+from gateway.context.builder import ContextBuilder
+from gateway.context.source import OperatorPromptsFile
 from gateway.settings import TurnLimits
 from gateway.turn.background import Background
 from gateway.turn.conclude import Concluder
 from gateway.turn.generation import Generator
-from gateway.turn.journal import JournalWriter
+from gateway.turn.journal import JournalWriter, Lease
 from gateway.turn.plan import Planner
 from gateway.turn.run import Means
 from gateway.turn.threads import Threads
@@ -24,7 +26,7 @@ from gateway.upstreams.pool import Pool
 from gateway.upstreams.safety import Safety as SafetyClient
 from gateway.upstreams.tokenizer import Tokenizer as TokenizerClient
 from tests.simulation import seams
-from tests.simulation.billing import Billing
+from tests.simulation.billing import BEGIN, Billing
 from tests.simulation.clients import Client, Face, Reading, Wish
 from tests.simulation.journal import NetJournal, ServedJournal, running_turns
 from tests.simulation.loop import Process, VirtualLoop
@@ -125,15 +127,17 @@ class World:
         catalogue = Catalogue(inference, pool, clock=self.loop.time)
         safety = SafetyClient(channel_to(self.safety), LIMITS)
         tokenizer = TokenizerClient(channel_to(self.tokenizer), LIMITS.answer_room_token_count)
+        context = ContextBuilder(tokenizer, OperatorPromptsFile(None), lambda: BEGIN.date())
         journal = NetJournal(self.network, self.journal, process, LIMITS.journal_timeout_s)
         planner = Planner(
-            catalogue, Threads(conversation), safety, tokenizer, billing, background, LIMITS
+            catalogue, Threads(conversation), safety, context, billing, background, LIMITS
         )
         means = Means(
             generator=Generator(inference, pool, LIMITS),
             safety=safety,
             concluder=Concluder(billing, conversation),
             writer=JournalWriter(journal),
+            lease=Lease(),
             background=background,
             limits=LIMITS,
             clock=lambda: seams.BEGIN_UNIX_S + self.loop.now,
