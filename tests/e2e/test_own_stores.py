@@ -84,6 +84,7 @@ def test_a_second_copy_talks_with_the_shipped_model(mesh_copy, tmp_path):
             DATABASE_URL=database_url,
             REDIS_URL=redis_url,
             INFERENCE_ENGINE="torch",
+            GATEWAY_READER_GRACE_S="0",
         ) as own,
     ):
         names = {row["instance"] for row in own.status()}
