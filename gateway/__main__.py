@@ -46,6 +46,7 @@ async def start(node: Node) -> None:
         asyncio.create_task(services.turns.keep()),
         asyncio.create_task(prompts.follow()),
     ]
+    await journal.prepare()
     try:
         await node.serve(_registrations(services, admission))
         await services.turns.close()

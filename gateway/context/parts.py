@@ -81,6 +81,8 @@ class Part:
     token_counts: Sequence[int] = ()
     # What was left out before it came here.
     left_out: LeftOut | None = None
+    # The last message is the beginning of one that counts as left out.
+    is_last_cut: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,7 +221,7 @@ def _without_oldest(part: Part, costs: Sequence[int], budget: int) -> Part:
 def _cut(part: Part, cost: int, counts: Counts, budget: int) -> Part:
     """Keeps whole messages, then whole pieces of the first one that does not fit."""
     kept: list[Message] = []
-    whole, room = 0, budget
+    whole, room, is_last_cut = 0, budget, False
     for message in part.messages:
         text = ""
         for piece in pieces(message.content):
@@ -229,10 +231,12 @@ def _cut(part: Part, cost: int, counts: Counts, budget: int) -> Part:
             room -= needed
         kept += [replace(message, content=text)] if text else []
         if text != message.content:
+            is_last_cut = bool(text)
             break
         whole += 1
     lost = LeftOut(part.rule.name, len(part.messages) - whole, cost - (budget - room))
-    return replace(part, messages=kept, token_counts=(), left_out=_sum(part.left_out, lost))
+    left_out = _sum(part.left_out, lost)
+    return replace(part, messages=kept, token_counts=(), left_out=left_out, is_last_cut=is_last_cut)
 
 
 def _texts(part: Part, message: Message) -> list[str]:
@@ -266,7 +270,8 @@ def _dropped(part: Part, gone: Sequence[int]) -> LeftOut | None:
     if not gone:
         return None
     counts = [part.token_counts[index] for index in gone] if part.token_counts else []
-    return LeftOut(part.rule.name, len(gone), sum(counts) if counts and all(counts) else None)
+    count = len(gone) - (part.is_last_cut and len(part.messages) - 1 in gone)
+    return LeftOut(part.rule.name, count, sum(counts) if counts and all(counts) else None)
 
 
 def _sum(one: LeftOut | None, other: LeftOut | None) -> LeftOut | None:

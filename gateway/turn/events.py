@@ -6,7 +6,7 @@ from its plan needs not know how the one before had cut it, and a reader's curso
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, Iterable, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -24,6 +24,7 @@ from gateway.turn.domain import (
 BEGINNING = -1
 NUMBER_DIGITS_MAX = 15
 EPOCH_DIGITS_MAX = 9
+FIRST_READER_S = 1.0
 
 
 class Numbered(NamedTuple):
@@ -120,7 +121,10 @@ class EventLog:
         # Where each reader is, by what wakes it.
         self._readers: dict[asyncio.Event, int] = {}
         self._room = asyncio.Event()
-        self._unread_since = _now()
+        # Whoever began the turn needs a moment to come to read it.
+        self._unread_since = _now() + FIRST_READER_S
+        # Called when the last reader leaves.
+        self.on_unread: Callable[[], object] = _ignore
 
     def append(self, event: Event) -> Numbered:
         """Numbers an event; readers do not see it yet."""
@@ -151,8 +155,8 @@ class EventLog:
 
     @property
     def idle_s(self) -> float:
-        """For how long nobody has been reading; 0 while somebody does."""
-        return 0.0 if self._readers else _now() - self._unread_since
+        """For how long nobody has been reading; negative while somebody does, or may come."""
+        return -1.0 if self._readers else _now() - self._unread_since
 
     async def room(self, bytes_max: int) -> None:
         """Returns when no reader, or the fastest one, is at most `bytes_max` behind."""
@@ -187,7 +191,9 @@ class EventLog:
     def _advance(self, reader: asyncio.Event, cursor: int | None) -> None:
         if cursor is None:
             del self._readers[reader]
-            self._unread_since = _now()
+            if not self._readers:
+                self._unread_since = _now()
+                self.on_unread()
         else:
             self._readers[reader] = cursor
         self._room.set()
@@ -204,3 +210,7 @@ class EventLog:
 
 def _now() -> float:
     return asyncio.get_running_loop().time()
+
+
+def _ignore() -> None:
+    """Nobody is to be told."""

@@ -219,7 +219,7 @@ class Turns:
         if now >= run.renew_at:
             run.renew_at = now + limits.hold_lifetime_s / 2
             self._means.background.start(self._means.concluder.renew(run.plan), "renew_hold")
-        is_unread = run.log.idle_s > limits.reader_grace_s and not run.plan.stored.background
+        is_unread = run.log.idle_s >= limits.reader_grace_s and not run.plan.stored.background
         if is_unread and not run.is_unread:
             run.is_unread = True
             self._means.background.start(self._stop_unread(run), "stop_unread")
@@ -230,7 +230,7 @@ class Turns:
             is_read = await self._store.is_read(run.plan.turn_id)
         except JournalAway:
             is_read = False
-        run.is_unread = not (is_read or run.log.idle_s == 0)
+        run.is_unread = not (is_read or run.log.idle_s < 0)
         if run.is_unread:
             run.stop()
 
@@ -265,6 +265,8 @@ class Turns:
 
     def _own(self, run: Run, claim: Claimed | None = None) -> None:
         self._runs[run.plan.turn_id] = run
+        loop, grace_s = asyncio.get_running_loop(), self._means.limits.reader_grace_s
+        run.log.on_unread = lambda: loop.call_later(grace_s, self._look_after, run)
         run.start(lambda: self._ended(run, claim))
 
     def _ended(self, run: Run, claim: Claimed | None) -> None:

@@ -377,12 +377,17 @@ class RedisJournal:
             if not any(isinstance(each, redis.exceptions.NoScriptError) for each in answers):
                 break
             # A Redis that was restarted knows no script; each of ours may be repeated.
-            for script in self._scripts.values():
-                await self._timed(self._client.script_load(script.script))
+            await self.prepare()
         for answer in answers:
             if isinstance(answer, Exception):
                 raise JournalAway from answer
         return answers[: len(calls)]
+
+    async def prepare(self) -> None:
+        """Gives Redis the scripts, so that the first turn need not."""
+        with contextlib.suppress(JournalAway):
+            for script in self._scripts.values():
+                await self._timed(self._client.script_load(script.script))
 
     async def _timed(self, call: Awaitable[Any]) -> Any:
         try:

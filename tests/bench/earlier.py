@@ -14,9 +14,10 @@ import json
 import statistics
 import sys
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 
 import psutil
 import uvloop
@@ -90,7 +91,9 @@ def by_name(root: psutil.Process) -> dict[str, float]:
 
 
 @contextlib.asynccontextmanager
-async def running(name: str, python: str, checkout: Path) -> AsyncIterator[Copy]:
+async def running(
+    name: str, python: str, checkout: Path, settings: Mapping[str, str] = MappingProxyType({})
+) -> AsyncIterator[Copy]:
     """A copy of the whole system of a checkout."""
     home, log = WORK / f"home-{name}", WORK / f"{name}.log"
     ready = home / "dev.env"
@@ -101,6 +104,7 @@ async def running(name: str, python: str, checkout: Path) -> AsyncIterator[Copy]
         "EDGE_TLS_PORT": str(processes.free_port()),
         "INFERENCE_ENGINE": "simulated",
         **FAST,
+        **settings,
     }
     begin = time.monotonic()
     with processes.started([python, "-m", "mesh.up"], log, environment, checkout) as root:

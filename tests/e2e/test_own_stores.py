@@ -7,6 +7,8 @@ import urllib.request
 
 import pytest
 
+from inference_svc.model_folder import open_model
+from mesh.home import PROJECT
 from mesh.stores import prepare_postgres, prepare_redis
 from tests.support.http import Client, events
 from tests.support.running import running_mesh
@@ -14,6 +16,7 @@ from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.mesh
 CANCELS = "chatmesh_gateway_cancel_seconds_count"
+SHIPPED = PROJECT / "inference_svc" / "models" / "chatmesh-tiny"
 CHAT = {
     "model": "chatmesh-tiny",
     "messages": [{"role": "user", "content": "Hello! Who are you?"}],
@@ -48,7 +51,10 @@ def output_count(client):
 def leave_a_long_answer(own, client, counted):
     """A client that leaves in the middle: the generation ends long before the answer would have."""
     story = {**CHAT, "messages": [{"role": "user", "content": "Tell me a story."}]}
+    # Without its end tokens it goes on to the limit.
+    ends = open_model(str(SHIPPED)).eos_token_ids
     story |= {"max_tokens": 1500, "stop": None, "temperature": 2, "seed": 1}
+    story["logit_bias"] = {str(token_id): -100 for token_id in ends}
     with client.stream({**story, "stream": True}) as (_, _, pieces, connection):
         next(events(pieces))
         connection.close()
@@ -78,6 +84,7 @@ def test_a_second_copy_talks_with_the_shipped_model(mesh_copy, tmp_path):
             DATABASE_URL=database_url,
             REDIS_URL=redis_url,
             INFERENCE_ENGINE="torch",
+            GATEWAY_READER_GRACE_S="0",
         ) as own,
     ):
         names = {row["instance"] for row in own.status()}

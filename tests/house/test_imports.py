@@ -79,3 +79,10 @@ def test_the_import_linter_sees_every_module() -> None:
         "a package with __init__.py hides folders without one from the linter: give the folder "
         f"an __init__.py, or take it from the package above: {unseen}"
     )
+
+
+def test_a_turn_speaks_no_protocol() -> None:
+    folders = ("gateway/turn", "gateway/context")
+    prefixes = ("grpc", "redis", "http", "envoy", "google.api", "gateway.faces")
+    found = [one for folder in folders for name in prefixes for one in violations(folder, (), name)]
+    assert not found, f"faces parse and write, upstreams call; hand values in instead: {found}"

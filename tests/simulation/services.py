@@ -87,9 +87,7 @@ class Node(Service):
             cached_token_count=cached,
             output_token_count=position,
         )
-        finished = inference_pb2.Finished(
-            finish_reason=content_pb2.FINISH_REASON_STOP, usage=usage
-        )
+        finished = inference_pb2.Finished(finish_reason=content_pb2.FINISH_REASON_STOP, usage=usage)
         stream.send(inference_pb2.GenerateResponse(finished=finished))
 
 
