@@ -129,6 +129,8 @@ class Turns:
         await self._plan_of(turn_id, account_id)
         if run := self.run_of(turn_id):
             run.stop()
+            with contextlib.suppress(JournalAway):  # whoever adopts it stops it too
+                await self._store.stop(turn_id)
         else:
             await self._asked(self._stop_elsewhere(turn_id))
         return await self.view(turn_id, account_id)
@@ -175,6 +177,8 @@ class Turns:
         Raises:
             JournalAway: the next look finds out.
         """
+        if run := self.run_of(head.turn_id):  # since the head was read
+            return run
         if self._is_closing or head.turn_id in self._changing or head.state != RUNNING:
             return None
         self._changing.add(head.turn_id)

@@ -87,7 +87,7 @@ class Wish:
 
     @classmethod
     def drawn(cls, rng: random.Random, index: int) -> "Wish":
-        seed = (rng.randrange(1 << 40) << 4) | rng.choice((0, 4))
+        seed = (rng.randrange(1 << 40) << 4) | rng.choice((0, 4)) | (8 if rng.random() < 0.06 else 0)
         background, key = rng.random() < 0.3, rng.random() < 0.5
         twice = key and rng.random() < 0.4
         leave = tuple(rng.randrange(1, 12) for _ in range(rng.randrange(3)))
@@ -101,7 +101,7 @@ class Wish:
             background=background,
             content=rng.choices(("How are you?", "DELICATE", "FORBIDDEN"), (20, 1, 1))[0],
             begin_s=rng.random() * 1.5,
-            stop_s=rng.random() * 2 if rng.random() < 0.15 else None,
+            stop_s=rng.random() * 2 if rng.random() < 0.25 else None,
             leave_after=leave,
             away_s=rng.choice((0.05, 0.5, 1.5, 3.0)),
             twice=twice,
@@ -129,6 +129,8 @@ class Reading:
     # When a gateway had said that it stops; when the end came.
     stopped_at: float = float("inf")
     over_at: float = 0.0
+    # When it gave a gateway up that said nothing.
+    silent_at: list[float] = field(default_factory=list)
     view: Any = None
 
     @property
@@ -233,6 +235,7 @@ class Client:
             await self._refused(MeshError.from_rpc(error))
         except TimeoutError:
             self._told("silence")
+            self.reading.silent_at.append(asyncio.get_running_loop().time())
         else:
             await self._ended(left)
         finally:

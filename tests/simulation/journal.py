@@ -28,7 +28,8 @@ class Accepted:
     epoch: int
     number: int
     state: str
-    at_s: float = 0.0
+    at_s: float
+    is_adoption: bool
 
 
 class ServedJournal(MemoryJournal):
@@ -63,10 +64,10 @@ class ServedJournal(MemoryJournal):
     async def adopt(self, head: Head, owner: str) -> bool:
         adopted = await super().adopt(head, owner)
         if adopted:
-            self._accept(self.turns[head.turn_id].head)
+            self._accept(self.turns[head.turn_id].head, is_adoption=True)
         return adopted
 
-    def _accept(self, head: Head) -> None:
+    def _accept(self, head: Head, *, is_adoption: bool = False) -> None:
         if self._network.note:
             what = f"{head.turn_id[-3:]} {head.state} {head.number} by {head.owner}, {head.epoch}"
             self._network.note("journal", what)
@@ -79,6 +80,7 @@ class ServedJournal(MemoryJournal):
                 head.number,
                 head.state,
                 self._now(),
+                is_adoption,
             )
         )
 

@@ -20,7 +20,7 @@ from gateway.turn.domain import (
 from gateway.turn.events import weight
 from gateway.turn.journal import RUNNING
 from tests.simulation import engine, faults
-from tests.simulation.clients import Reading, text_of
+from tests.simulation.clients import SILENCE_S, Reading, text_of
 from tests.simulation.services import BY_POSITION
 
 # A stop that was taken ends the turn so soon, also when its owner dies: lease, scan, and a pause.
@@ -112,10 +112,13 @@ def _ended(world: Any, reading: Reading) -> Iterator[str]:
     """Everyone gets an end, or a refusal that what went wrong explains."""
     if not reading.is_over:
         return  # said by liveness
+    if any(at > faults.CHAOS_S + SILENCE_S for at in reading.silent_at):
+        yield f"law 6: nothing was heard for {SILENCE_S} s, and nothing was wrong any more"
     if (error := reading.error) and (why := _unexplained(world, reading, error)):
         yield f"law 1: {error}: {why}"
     last = reading.last
-    if isinstance(last, Failed) and not world.faults & {
+    is_right = engine.fails_at(reading.wish.seed) is not None
+    if isinstance(last, Failed) and not is_right and not world.faults & {
         faults.NODE,
         faults.SAFETY,
         faults.PARTITION,
@@ -131,11 +134,21 @@ def _ended(world: Any, reading: Reading) -> Iterator[str]:
     is_heard = not world.faults & {*LEAVES_THE_JOURNAL, faults.WEATHER, faults.PARTITION}
     if late_s > STOP_S and is_heard and not _was_cut_short(reading):
         yield f"law 6: stopped, and ran on for {late_s:.1f} s"
+    if is_heard and (count := _added_after_stop(world, reading)) > 0:
+        yield f"law 6: stopped, adopted, and went on for {count}"
 
 
 def _ended_at(world: Any, turn_id: str) -> float:
     ends = (e.at_s for e in world.journal.accepted if e.turn_id == turn_id and e.state != RUNNING)
     return min(ends, default=0.0)
+
+
+def _added_after_stop(world: Any, reading: Reading) -> int:
+    """By how much a turn rose that was adopted after it had been stopped; its end aside."""
+    accepted = [each for each in world.journal.accepted if each.turn_id == reading.turn_id]
+    adopted = [e.number for e in accepted if e.is_adoption and e.at_s > reading.stopped_at]
+    ends = reading.wish.n + 1
+    return accepted[-1].number - max(0, adopted[0]) - ends if adopted else 0
 
 
 def _was_cut_short(reading: Reading) -> bool:

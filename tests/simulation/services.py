@@ -70,6 +70,8 @@ class Node(Service):
         if cached < len(prompt):
             self._report(process, Usage(turn_id, 0, Kind.INPUT, cached, len(prompt)))
         pace_s = rng.choice((0.005, 0.02, 0.06))
+        fails_at = engine.fails_at(request.sampling.seed)
+        tokens = tokens[:fails_at]
         try:
             while position < len(tokens):
                 await asyncio.sleep(pace_s * (0.5 + rng.random()))
@@ -82,6 +84,8 @@ class Node(Service):
         finally:
             if position > reported:
                 self._report(process, Usage(turn_id, choice, Kind.OUTPUT, reported, position))
+        if fails_at is not None:
+            raise MeshError(grpc.StatusCode.INTERNAL, "ENGINE_FAILED", "it gave up")
         usage = inference_pb2.GenerationUsage(
             prompt_token_count=len(prompt),
             cached_token_count=cached,

@@ -134,15 +134,6 @@ def _no_own_orphans(right: Any) -> Any:
     return orphans
 
 
-def _anybody_disclaims(right: Any) -> Any:
-    async def disclaim(self: MemoryJournal, account_id: str, key: str, claim: Claim) -> None:
-        found = self.claims.get((account_id, key))
-        if found and found.turn_id == claim.turn_id:
-            del self.claims[account_id, key]
-
-    return disclaim
-
-
 # -- the owner ---------------------------------------------------------------------------------
 
 
@@ -204,8 +195,8 @@ def _end_not_held_back(right: Any) -> Any:
 
 
 def _no_writing_lock(right: Any) -> Any:
-    async def flush(self: JournalWriter, until: float = float("inf")) -> None:
-        await self._flush(until)
+    async def flush(self: JournalWriter, until: float = float("inf")) -> int:
+        return await self._flush(until)
 
     return flush
 
@@ -251,7 +242,7 @@ def _failure_not_shown(right: Any) -> Any:
     """Readers of a turn that failed wait for ever."""
 
     def show(self: EventLog, number: int) -> None:
-        if not isinstance(self.events[-1].event, Failed):
+        if not self.events or not isinstance(self.events[-1].event, Failed):
             right(self, number)
 
     return show
@@ -316,7 +307,6 @@ VARIANTS: dict[str, Variant] = {
         MemoryJournal, "write_one", _retention_takes_running_turns
     ),
     "no-own-orphans": _instead(MemoryJournal, "orphans", _no_own_orphans),
-    "anybody-disclaims": _instead(MemoryJournal, "disclaim", _anybody_disclaims),
     "numbers-from-zero": _instead(EventLog, "__init__", _numbers_from_zero),
     "fenced-owner-settles": _all(
         _instead(Recording, "wrote", _not_superseded),
