@@ -255,7 +255,11 @@ class Turns:
 
         One that is said to be ours was adopted and we never heard, or the journal lost its end.
         """
-        return head.owner != self._owner and await self._store.alive_s(head.owner) > 0
+        if head.owner == self._owner:
+            return False
+        if not self._means.lease.may_judge(self._means.limits.owner_lease_ms):
+            return True
+        return await self._store.alive_s(head.owner) > 0
 
     async def _stop_elsewhere(self, turn_id: str) -> None:
         await self._store.stop(turn_id)
