@@ -58,5 +58,6 @@ RETRY_ELSEWHERE: Resource = {
             ),
         }
     ],
-    "host_selection_retry_max_attempts": "5",
+    # Of two hosts the one that failed is drawn again in half of the draws.
+    "host_selection_retry_max_attempts": "16",
 }

@@ -18,6 +18,7 @@ from mesh.chassis.errors import MeshError
 
 # Between two looks at a turn that another gateway runs, when no news came.
 LOOK_S = 0.25
+LOOK_S_MIN = 0.05
 # The lease of an owner is looked at so soon after it would have ended.
 LEASE_MARGIN_S = 0.005
 # A reader at another gateway says each LOOK_S that it is there.
@@ -212,7 +213,7 @@ class Following:
         except JournalAway:
             return LOOK_S  # the next look finds out
         # An owner that lives renews its lease long before it ends.
-        return min(LOOK_S, alive_s + LEASE_MARGIN_S)
+        return min(LOOK_S, max(alive_s, LOOK_S_MIN) + LEASE_MARGIN_S)
 
     async def _head(self) -> Head | None:
         return await self._store.head(self.plan.turn_id)

@@ -182,17 +182,32 @@ class Lease:
 
     def __init__(self) -> None:
         self._since, self._until = float("inf"), float("-inf")
+        self._is_away, self._back_at = False, float("-inf")
 
     def covers(self, confirmed_at: float) -> bool:
         """Whether what was this process's own at a moment is so still, and for certain."""
         return self._since <= confirmed_at and asyncio.get_running_loop().time() < self._until
 
+    def may_judge(self, lease_ms: int) -> bool:
+        """Whether an owner that has no lease is no more.
+
+        Not when the journal was away a moment ago: then nobody could renew one.
+        """
+        return asyncio.get_running_loop().time() - self._back_at >= lease_ms / 1000
+
     async def renew(self, store: JournalStore, owner: str, lease_ms: int) -> None:
         """Asks for a further lease; raises JournalAway."""
         begin = asyncio.get_running_loop().time()
-        await store.keep_alive(owner, lease_ms)
+        try:
+            await store.keep_alive(owner, lease_ms)
+        except JournalAway:
+            self._is_away, self._back_at = True, float("inf")
+            raise
+        now = asyncio.get_running_loop().time()
+        if self._is_away:
+            self._is_away, self._back_at = False, now
         if begin > self._until:  # it had lapsed
-            self._since = asyncio.get_running_loop().time()
+            self._since = now
         self._until = begin + lease_ms / 1000
 
 

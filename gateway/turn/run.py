@@ -259,7 +259,9 @@ class Run:
             return
         concluding = self._means.concluder.conclude(self.plan, self.answers)
         recorded = self._means.background.start(concluding, "conclude_turn")
-        await wait_at_most(recorded, self._means.limits.conclude_wait_s)
+        limits = self._means.limits
+        wait_s = limits.store_wait_s if self.plan.thread.id else limits.conclude_wait_s
+        await wait_at_most(recorded, wait_s)
         if not self.log.is_final:
             self._publish(failure or Finished(usage_of(self.plan, self.answers)))
             if not self.recording.may_show and await self._is_lost():

@@ -18,7 +18,7 @@ from gateway.errors import public
 from gateway.turn.answer import Answer
 from gateway.turn.domain import Ask, Caller, Failed, Finished, Usage
 from gateway.turn.events import BEGINNING, Cursor, Numbered
-from gateway.turn.follow import Following, journal_away, no_such_turn
+from gateway.turn.follow import Following, check_cursor, journal_away, no_such_turn
 from gateway.turn.journal import RUNNING, Claim, Head, JournalAway, JournalStore
 from gateway.turn.plan import Plan, Planner
 from gateway.turn.run import Means, Run
@@ -117,8 +117,13 @@ class Turns:
         Raises:
             MeshError: TURN_NOT_FOUND, CURSOR_INVALID, SERVICE_UNAVAILABLE.
         """
-        plan = await self._plan_of(turn_id, account_id)
-        return self._following(plan, Cursor.parse(after, turn_id))
+        plan, cursor = await self._plan_of(turn_id, account_id), Cursor.parse(after, turn_id)
+        if after:  # refused before the first byte, where it can be
+            run = self._runs.get(turn_id)
+            head = run.head if run else await self._asked(self._store.head(turn_id))
+            if head:
+                check_cursor(cursor, head, redraws=run.redraws if run else plan.redraws)
+        return self._following(plan, cursor)
 
     async def stop(self, turn_id: str, account_id: str) -> View:
         """Stops one of the account's turns, wherever it runs.
@@ -159,7 +164,7 @@ class Turns:
         """Looks after the turns until cancelled."""
         async with asyncio.TaskGroup() as group:
             for work in (self._means.writer.run, self._live, self._adopt_orphans, self._obey):
-                group.create_task(work())
+                group.create_task(_again_and_again(work))
 
     async def close(self) -> None:
         """Leaves all turns to other gateways, at once."""
@@ -254,7 +259,11 @@ class Turns:
 
         One that is said to be ours was adopted and we never heard, or the journal lost its end.
         """
-        return head.owner != self._owner and await self._store.alive_s(head.owner) > 0
+        if head.owner == self._owner:
+            return False
+        if not self._means.lease.may_judge(self._means.limits.owner_lease_ms):
+            return True
+        return await self._store.alive_s(head.owner) > 0
 
     async def _stop_elsewhere(self, turn_id: str) -> None:
         await self._store.stop(turn_id)
@@ -386,6 +395,16 @@ class Turns:
             return await question
         except JournalAway as error:
             raise journal_away() from error
+
+
+async def _again_and_again(work: Callable[[], Awaitable[None]]) -> None:
+    """Work that must not end while the process lives: a fault in one round is not the last."""
+    while True:
+        try:
+            await work()
+        except Exception as error:
+            log.error("turns_not_kept", work=work.__name__, error=type(error).__name__)
+        await asyncio.sleep(SCAN_S)
 
 
 def _view(

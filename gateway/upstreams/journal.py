@@ -170,9 +170,7 @@ def claim_key(account_id: str, key: str) -> str:
 
 def claim_text(claim: Claim) -> str:
     """A claim as it stands under its key."""
-    return json.dumps(
-        [claim.turn_id, claim.digest, claim.owner, claim.holder, claim.epoch]
-    )
+    return json.dumps([claim.turn_id, claim.digest, claim.owner, claim.holder, claim.epoch])
 
 
 class RedisJournal:

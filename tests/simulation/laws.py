@@ -369,9 +369,5 @@ def _conserved(world: Any, reading: Reading) -> Iterator[str]:
     # The tokens of a frame count as released when all of its text is; another owner has other frames.
     epochs = {epoch for epoch, _, _ in reading.events}
     is_exact = len(epochs) == 1 and not may_differ
-    if (
-        is_exact
-        and set(ends) == {FINISH_CONTENT_FILTER}
-        and counts.withheld != used - released
-    ):
+    if is_exact and set(ends) == {FINISH_CONTENT_FILTER} and counts.withheld != used - released:
         yield f"{name}: {counts.withheld} withheld, {used - released} kept back"

@@ -4,7 +4,7 @@
 
 IDENTITY  folder with the keys of the gateway.
 NOTES     file that gets a line of JSON for each call as it comes, the first line with the address.
-HANGS_IN  "check" or "call": such calls are noted and never answered; "nothing": all are answered.
+HANGS_IN  "check": all is noted and never answered; "call": checks are; "nothing": everything is.
 """
 
 # ruff: noqa: N802 - methods are called as their contracts say
@@ -49,7 +49,7 @@ class NotingGateway(Gateway):
     async def CreateChatCompletion(self, request, context):
         metadata = dict(context.invocation_metadata())
         self.note(kind="call", turn=metadata["x-chatmesh-turn"], bytes=len(request.body.data))
-        if self._hangs_in == "call":
+        if self._hangs_in != "nothing":
             await asyncio.Event().wait()
         async for body in super().CreateChatCompletion(request, context):
             yield body

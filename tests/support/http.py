@@ -104,11 +104,12 @@ class Client:
             return HttpResponse(status, got, b"".join(connection.chunks(got)) if has_body else b"")
 
     @contextlib.contextmanager
-    def stream(self, body, path="/v1/chat/completions", headers=()):
-        """Opens a stream; yields (status, headers, pieces, connection)."""
+    def stream(self, body=None, path="/v1/chat/completions", headers=()):
+        """Opens a stream; yields (status, headers, pieces, connection). Without a body a GET."""
         with connect(self.address) as connection:
-            kind = {"content-type": "application/json"}
-            connection.send("POST", path, _json(body), {**self.headers, **kind, **dict(headers)})
+            method, data = ("GET", b"") if body is None else ("POST", _json(body))
+            kind = {"content-type": "application/json"} if data else {}
+            connection.send(method, path, data, {**self.headers, **kind, **dict(headers)})
             status, got = connection.head()
             yield status, got, connection.chunks(got), connection
 
