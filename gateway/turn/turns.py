@@ -119,9 +119,10 @@ class Turns:
         """
         plan, cursor = await self._plan_of(turn_id, account_id), Cursor.parse(after, turn_id)
         if after:  # refused before the first byte, where it can be
-            run = self._runs.get(turn_id)
+            run = self.run_of(turn_id)
             head = run.head if run else await self._asked(self._store.head(turn_id))
-            if head:
+            # A later owner than this gateway knows of is found on the way.
+            if head and (cursor.epoch <= head.epoch or head.state != RUNNING):
                 check_cursor(cursor, head, redraws=run.redraws if run else plan.redraws)
         return self._following(plan, cursor)
 
