@@ -120,6 +120,8 @@ class Turns:
         plan, cursor = await self._plan_of(turn_id, account_id), Cursor.parse(after, turn_id)
         if after:  # refused before the first byte, where it can be
             run = self._runs.get(turn_id)
+            if run and run.recording.epoch < cursor.epoch:  # adopted since, and does not know it
+                run = None
             head = run.head if run else await self._asked(self._store.head(turn_id))
             if head:
                 check_cursor(cursor, head, redraws=run.redraws if run else plan.redraws)
