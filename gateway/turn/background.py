@@ -24,6 +24,7 @@ class Background:
         task = asyncio.create_task(self._run(work, name), name=name)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(lambda _: work.close())  # one that was cancelled before it began
         return task
 
     async def _run(self, work: Coroutine[Any, Any, Any], name: str) -> None:

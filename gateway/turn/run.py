@@ -244,8 +244,9 @@ class Run:
         """Ends the answers, and the turn in the books, unless another has it now."""
         outcome = "finished" if state == COMPLETED else state
         metrics.TURNS.labels(failure.reason.lower() if failure else outcome).inc()
-        if self._is_adopted and not self.log.events:
-            # An earlier owner may have begun: it must find an end here, not nothing.
+        is_begun = self._is_adopted or any(answer.token_ids for answer in self.answers)
+        if is_begun and not self.log.events:
+            # Its owner before, or a node, may have begun: readers find an end here, not nothing.
             self._publish(self.plan.started(journaled=True))
         # How much is generated until a block is known is chance.
         is_alike = self.redraws and not any(each.withheld_token_count for each in self.answers)

@@ -120,6 +120,8 @@ class Turns:
         plan, cursor = await self._plan_of(turn_id, account_id), Cursor.parse(after, turn_id)
         if after:  # refused before the first byte, where it can be
             run = self.run_of(turn_id)
+            if run and run.recording.epoch < cursor.epoch:  # adopted since, and does not know it
+                run = None
             head = run.head if run else await self._asked(self._store.head(turn_id))
             # A later owner than this gateway knows of is found on the way.
             if head and (cursor.epoch <= head.epoch or head.state != RUNNING):

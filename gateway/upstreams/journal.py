@@ -46,10 +46,11 @@ MS = 1000
 # brought is there, and nobody waits for its answer any more. A head of an earlier epoch than that
 # of the write is one that lost an adoption: the later owner writes the whole.
 PUT = """
-local head = redis.call('HMGET', KEYS[1], 'owner', 'epoch', 'state', 'stopped', 'serial')
+local head = redis.call('HMGET', KEYS[1], 'owner', 'epoch', 'state', 'stopped', 'serial', 'number')
 local age = head[1] and tonumber(ARGV[2]) - tonumber(head[2])
 if head[1] and (age < 0 or (age == 0 and head[1] ~= ARGV[1])) then return {0, 0, 0, 0} end
-if age == 0 and tonumber(head[5]) >= tonumber(ARGV[3]) then
+local again = head[3] ~= 'running' and head[3] == ARGV[6] and head[6] == ARGV[4]
+if age == 0 and (again or tonumber(head[5]) >= tonumber(ARGV[3])) then
   return {1, 0, head[4] and 1 or 0, tonumber(redis.call('HGET', KEYS[1], 'bytes'))}
 end
 if head[1] and head[3] ~= 'running' then return {0, 0, 0, 0} end
@@ -268,11 +269,16 @@ class RedisJournal:
     async def adopt(self, head: Head, owner: str) -> bool:
         """Compares and sets owner and epoch."""
         # Listed first: a turn that is listed twice is looked at once too often, and no more.
-        await self._timed(self._client.sadd(owner_key(owner) + ":turns", head.turn_id))
+        turn = head.turn_id
+        await self._timed(self._client.sadd(owner_key(owner) + ":turns", turn))
         values = [head.owner, head.epoch, owner, head.serial]
-        adopted = bool(await self._run("adopt", [head_key(head.turn_id)], values))
+        adopted = bool(await self._run("adopt", [head_key(turn)], values))
+        now = None if adopted else await self.head(turn)
         loser = head.owner if adopted else owner
-        await self._timed(self._client.srem(owner_key(loser) + ":turns", head.turn_id))
+        # One that adopts what was its own, or was adopted by it before, goes on to be listed.
+        is_kept = loser == owner if adopted else now is not None and now.owner == owner
+        if not is_kept:
+            await self._timed(self._client.srem(owner_key(loser) + ":turns", turn))
         return adopted
 
     async def stop(self, turn_id: str) -> None:

@@ -32,7 +32,7 @@ from tests.simulation.network import Stream
 from tests.simulation.services import BY_POSITION, OTHERWISE
 
 # A client that hears nothing for so long tries another gateway.
-SILENCE_S = 8.0
+SILENCE_S = 12.0
 # Reasons after which the same request may succeed.
 TRY_AGAIN = {"SERVICE_UNAVAILABLE", "OVERLOADED", "TIMEOUT", "INTERNAL_ERROR", ""}
 
@@ -87,7 +87,9 @@ class Wish:
 
     @classmethod
     def drawn(cls, rng: random.Random, index: int) -> "Wish":
-        seed = (rng.randrange(1 << 40) << 4) | rng.choice((0, 4)) | (8 if rng.random() < 0.06 else 0)
+        seed = (
+            (rng.randrange(1 << 40) << 4) | rng.choice((0, 4)) | (8 if rng.random() < 0.06 else 0)
+        )
         background, key = rng.random() < 0.3, rng.random() < 0.5
         twice = key and rng.random() < 0.4
         leave = tuple(rng.randrange(1, 12) for _ in range(rng.randrange(3)))

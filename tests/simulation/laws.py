@@ -118,13 +118,18 @@ def _ended(world: Any, reading: Reading) -> Iterator[str]:
         yield f"law 1: {error}: {why}"
     last = reading.last
     is_right = engine.fails_at(reading.wish.seed) is not None
-    if isinstance(last, Failed) and not is_right and not world.faults & {
-        faults.NODE,
-        faults.SAFETY,
-        faults.PARTITION,
-        faults.WEATHER,
-        faults.JOURNAL_LOSES,
-    }:
+    if (
+        isinstance(last, Failed)
+        and not is_right
+        and not world.faults
+        & {
+            faults.NODE,
+            faults.SAFETY,
+            faults.PARTITION,
+            faults.WEATHER,
+            faults.JOURNAL_LOSES,
+        }
+    ):
         yield f"law 1: failed with {last.reason} although {sorted(world.faults)}"
     if isinstance(last, Finished) and _was_cut_short(reading):
         may_stop = reading.wish.stop_s is not None or reading.wish.leave_after

@@ -50,7 +50,7 @@ class MemoryJournal:
         age = write.epoch - found.head.epoch if found else 0
         if found and (age < 0 or (age == 0 and found.head.owner != write.owner)):
             return Written(Outcome.FENCED)
-        if found and age == 0 and found.serial >= write.serial:
+        if found and age == 0 and (found.serial >= write.serial or self._is_end(found, write)):
             return Written(Outcome.WRITTEN, is_stopped=found.head.is_stopped)
         if found and age > 0 and not write.is_whole:
             return Written(Outcome.LOST)
@@ -61,6 +61,12 @@ class MemoryJournal:
             listener.set()
         stopped = self.turns[write.turn_id].head.is_stopped
         return Written(outcome, bool(self._listeners[write.turn_id]), stopped)
+
+    @staticmethod
+    def _is_end(found: Stored, write: Write) -> bool:
+        """Whether a turn that ended is written whole again, as it is."""
+        now = (found.head.state, found.head.number)
+        return write.is_whole and now == (write.state, write.number) and now[0] != RUNNING
 
     def _put(self, found: Stored | None, write: Write) -> Outcome:
         if found and found.head.state != RUNNING:
