@@ -91,7 +91,7 @@ class ModelInfo:
 
     id: str
     context_token_count_max: int
-    # Names tokenizer and engine: two answers of one fingerprint and seed are the same.
+    # Names tokenizer, weights and engine: only nodes that share it may draw the same tokens.
     fingerprint: str
     created_unix_s: int = 0
     # Another node draws the same tokens from the same request.
