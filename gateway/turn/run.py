@@ -83,10 +83,13 @@ class Run:
         owner: str,
         before: Head | None = None,
         batches: Sequence[bytes] = (),
+        *,
         epoch: int = 0,
     ) -> None:
-        """With `before` it goes on in the next epoch, where the last owner came in the journal; else
-        it begins, in an epoch of its own when another may have begun too."""
+        """With `before` it goes on in the next epoch, where the last owner came in the journal.
+
+        Else it begins; in an epoch of its own when another may have begun too.
+        """
         self.plan, self._means = plan, means
         epoch_numbers = (*before.epoch_numbers, before.number) if before else (BEGINNING,) * epoch
         self._is_adopted = before is not None

@@ -165,26 +165,22 @@ def _was_cut_short(reading: Reading) -> bool:
 
 def _unexplained(world: Any, reading: Reading, error: str) -> str:
     """Why a refusal is wrong; "": it is not."""
-    wish, went_wrong = reading.wish, bool(world.faults)
-    if error == "CONTENT_FILTER":
-        return "" if wish.content == "FORBIDDEN" else "nothing forbidden was asked"
-    if error == "CURSOR_LOST":
-        # A turn that was stopped ends where its owner was then, perhaps before a reader.
-        may_stop = wish.stop_s is not None or not wish.background
-        if wish.redraws and not may_stop and not _journal_lost(world):
-            return "it can be made again"
-        return "" if went_wrong else "nothing went wrong"
-    if error == "TURN_NOT_FOUND":
-        if not _journal_lost(world) and _was_journaled(reading):
-            return "it was in the journal"
-        return "" if went_wrong else "nothing went wrong"
-    if error == "IDEMPOTENCY_KEY_REUSED":
-        return "" if wish.is_rival or wish.has_rival else "nobody else used the key"
-    if error == "CURSOR_INVALID" and _journal_lost(world):
-        return ""  # of an epoch that the journal does not know any more
-    if error in ("NO_END", "CURSOR_INVALID", "INTERNAL_ERROR"):
-        return "never right"
-    return "" if went_wrong else "nothing went wrong"
+    wish, is_lost = reading.wish, _journal_lost(world)
+    # A turn that was stopped ends where its owner was then, perhaps before a reader.
+    may_stop = wish.stop_s is not None or not wish.background
+    wrong = {
+        "CONTENT_FILTER": wish.content != "FORBIDDEN" and "nothing forbidden was asked",
+        "IDEMPOTENCY_KEY_REUSED": not (wish.is_rival or wish.has_rival) and "it is of one use",
+        "CURSOR_LOST": wish.redraws and not may_stop and not is_lost and "it can be made again",
+        "TURN_NOT_FOUND": not is_lost and _was_journaled(reading) and "it was in the journal",
+        # Of an epoch that the journal does not know any more.
+        "CURSOR_INVALID": not is_lost and "never right",
+        "NO_END": "never right",
+        "INTERNAL_ERROR": "never right",
+    }
+    if error in ("CONTENT_FILTER", "IDEMPOTENCY_KEY_REUSED"):
+        return wrong[error] or ""
+    return wrong.get(error) or ("" if world.faults else "nothing went wrong")
 
 
 def _was_journaled(reading: Reading) -> bool:
@@ -371,7 +367,7 @@ def _conserved(world: Any, reading: Reading) -> Iterator[str]:
         yield f"{name}: {released} released of {used}"
     if set(ends) == {"stop"} and not may_differ and (released, counts.withheld) != (used, 0):
         yield f"{name}: all was said, {released} released of {used}, {counts.withheld} withheld"
-    # The tokens of a frame count as released when all of its text is; another owner has other frames.
+    # The tokens of a frame count as released when all its text is; other owners have other frames.
     epochs = {epoch for epoch, _, _ in reading.events}
     is_exact = len(epochs) == 1 and not may_differ
     if is_exact and set(ends) == {FINISH_CONTENT_FILTER} and counts.withheld != used - released:

@@ -78,7 +78,7 @@ def simulate(
             stack.enter_context(seams.simulated(loop, seed, note if trace else None))
             if variant:
                 stack.enter_context(variant())
-            await _run(loop, seed, schedule, wishes, result, note if trace else None)
+            await _run(loop, seed, schedule, wishes, result, note=note if trace else None)
 
     try:
         virtual.run(main)
@@ -93,6 +93,7 @@ async def _run(
     schedule: Schedule,
     wishes: list[Wish],
     result: Result,
+    *,
     note: Callable[..., None] | None,
 ) -> None:
     world = World.made(loop, seed, schedule.node_count, note)

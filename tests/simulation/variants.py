@@ -16,7 +16,7 @@ from gateway.turn.conclude import Concluder
 from gateway.turn.domain import Failed, TextDelta
 from gateway.turn.events import BEGINNING, EventLog, Numbered, weight
 from gateway.turn.follow import Following
-from gateway.turn.journal import RUNNING, Claim, Head, JournalWriter, Recording, Write, Written
+from gateway.turn.journal import RUNNING, Claim, Head, Recording, Write, Written
 from gateway.turn.run import Run
 from gateway.turn.turns import Turns
 from gateway.upstreams.reply_screen import ReplyScreen
@@ -140,11 +140,11 @@ def _no_own_orphans(right: Any) -> Any:
 def _numbers_from_zero(right: Any) -> Any:
     """An adopter numbers its events as if they were the first."""
 
-    def __init__(self: EventLog, events: Any = ()) -> None:
+    def begin(self: EventLog, events: Any = ()) -> None:
         right(self, events)
         self.number = BEGINNING if not self.events else 0
 
-    return __init__
+    return begin
 
 
 def _not_superseded(right: Any) -> Any:
@@ -194,22 +194,15 @@ def _end_not_held_back(right: Any) -> Any:
     return lambda self: None
 
 
-def _no_writing_lock(right: Any) -> Any:
-    async def flush(self: JournalWriter, until: float = float("inf")) -> int:
-        return await self._flush(until)
-
-    return flush
-
-
 def _all_released(right: Any) -> Any:
     """An adopter takes all that was generated for released."""
 
-    def __init__(self: Run, *args: Any, **more: Any) -> None:
+    def begin(self: Run, *args: Any, **more: Any) -> None:
         right(self, *args, **more)
         for answer in self.answers:
             answer.released_offset = len(answer.text_bytes)
 
-    return __init__
+    return begin
 
 
 def _screened_anew(right: Any) -> Any:
@@ -316,7 +309,6 @@ VARIANTS: dict[str, Variant] = {
     "released-when-adopted": _instead(Run, "_conclude", _released_when_adopted),
     "shown-before-journaled": _instead(Recording, "may_show", _shown_first),
     "end-not-held-back": _instead(Recording, "hold_back", _end_not_held_back),
-    "two-writes-at-once": _instead(JournalWriter, "flush", _no_writing_lock),
     "all-taken-for-released": _instead(Run, "__init__", _all_released),
     "screened-anew": _instead(Safety, "screen_reply", _screened_anew),
     "off-by-one": _instead(follow, "behind", _off_by_one),
