@@ -249,7 +249,8 @@ class Recording:
     @property
     def may_show(self) -> bool:
         """Whether readers may see what is not written yet."""
-        if self._is_held_back:
+        # One that took a plan over has an epoch that the heir of the first owner may have too.
+        if self._is_held_back or (self.epoch and not self.is_journaled):
             return False
         return self.is_away or (self.is_journaled and self.plan.redraws)
 

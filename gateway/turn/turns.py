@@ -98,6 +98,9 @@ class Turns:
             if run := self._runs.get(caller.turn_id):
                 return self._following(run.plan, Cursor())
             plan = await self._planned(ask, caller, claim)
+            if claim and claim[2].epoch and await self._is_known(caller.turn_id):
+                # It has begun after all, where it was taken over from.
+                return await self.follow(caller.turn_id, caller.account_id, "")
         except MeshError as error:
             metrics.TURNS.labels(error.reason.lower() or "internal_error").inc()
             raise

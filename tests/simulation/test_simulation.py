@@ -30,6 +30,7 @@ FOUND = {
     6774: "the same, by a repetition",
     7314: "a journal that was taken back between head and batches",
     14104: "two requests that both began the turn of one key",
+    21416: "one that took a plan over, in the epoch of the heir of the first",
 }
 
 
