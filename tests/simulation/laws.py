@@ -24,7 +24,7 @@ from tests.simulation.clients import SILENCE_S, Reading, text_of
 from tests.simulation.services import BY_POSITION
 
 # A stop that was taken ends the turn so soon, also when its owner dies: lease, scan, and a pause.
-STOP_S = 3.0
+STOP_S = 5.0
 LEAVES_THE_JOURNAL = {faults.JOURNAL_AWAY, faults.JOURNAL_LOSES}
 
 
