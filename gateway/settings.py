@@ -43,7 +43,8 @@ class TurnLimits(BaseSettings):
     safety_backoff_s: float = Field(default=0.1, ge=0)
     # How long the last byte waits for the turn to be recorded; then recording goes on without it.
     conclude_wait_s: float = Field(default=2.0, ge=0)
-    # The same for a turn that is kept: who has heard its end may go on with its conversation.
+    # The same for a turn that is kept: who has heard its end may go on with its conversation. Also
+    # how long the promise of a background turn waits for the journal.
     store_wait_s: float = Field(default=10.0, ge=0)
     conclude_duration_s_max: float = Field(default=30.0, gt=0)
     # A turn without readers goes on for so long; then it ends as cancelled.

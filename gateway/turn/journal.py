@@ -274,9 +274,11 @@ class Recording:
         self._is_left = True
         self._changed.set()
 
-    async def opened(self) -> None:
-        """Returns when it is known whether the plan is durable."""
-        while not (self.is_journaled or self.is_away or self.is_fenced):
+    async def opened(self, *, patient: bool = False) -> None:
+        """Returns when the plan is durable, or the journal is away; who is patient waits that out."""
+        while not (self.is_journaled or self.is_fenced) and (
+            (patient and not self._is_left) or not self.is_away
+        ):
             self._changed.clear()
             await self._changed.wait()
 

@@ -146,6 +146,20 @@ class Turns:
             await self._asked(self._stop_elsewhere(turn_id))
         return await self.view(turn_id, account_id)
 
+    async def promised(self, turn_id: str, account_id: str) -> View:
+        """A turn whose answer is fetched later: as soon as any gateway can find it.
+
+        Waits an absent journal out for `store_wait_s`; the view says whether it was journaled.
+
+        Raises:
+            MeshError: TURN_NOT_FOUND, SERVICE_UNAVAILABLE.
+        """
+        if run := self.run_of(turn_id):
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._means.limits.store_wait_s):
+                    await run.recording.opened(patient=True)
+        return await self.view(turn_id, account_id)
+
     async def view(self, turn_id: str, account_id: str) -> View:
         """One of the account's turns as it is now.
 

@@ -412,6 +412,32 @@ async def test_a_journal_that_comes_back_gets_the_whole_turn():
         assert (await gateway.follow()).text == WHOLE
 
 
+async def test_a_background_turn_is_promised_when_every_gateway_can_find_it():
+    fakes, journal = gated(), MemoryJournal()
+    async with (
+        running_gateway(fakes, journal=journal) as first,
+        running_gateway(fakes, journal=journal, name="gateway-2") as second,
+    ):
+        journal.is_away = True
+        asked = asyncio.create_task(first.post({"background": True}))
+        await until(lambda: fakes.inference.requests)
+        await asyncio.sleep(0.05)  # as long as a first write fails, and more
+        assert not asked.done()
+        journal.is_away = False
+        await asked
+        found = await second.state()
+        fakes.inference.gate.set()
+    assert (found.status, found.json["status"]) == (200, "running")
+
+
+async def test_a_background_turn_is_begun_although_the_journal_stays_away():
+    fakes, journal = gated(99), MemoryJournal()
+    journal.is_away = True
+    async with running_gateway(fakes, journal=journal, store_wait_s=0.05) as gateway:
+        accepted = await gateway.post({"background": True})
+        assert accepted.headers["x-turn-journal"] == "off"
+
+
 async def test_the_readers_of_a_turn_that_failed_are_told_and_do_not_wait():
     fakes, journal = Fakes(), MemoryJournal()
     crash = failure(grpc.StatusCode.INTERNAL, "ENGINE_FAILED")

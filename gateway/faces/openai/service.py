@@ -58,7 +58,7 @@ class OpenAIService(gateway_pb2_grpc.OpenAIServiceServicer):
             digest = sha256(body).hexdigest() if key else ""
             following = await self._turns.begin(wanted.ask, caller, key, digest)
             if wanted.ask.background and not wanted.stream:
-                view = await self._turns.view(following.plan.turn_id, caller.account_id)
+                view = await self._turns.promised(following.plan.turn_id, caller.account_id)
         except Exception as error:
             await context.write(await refused(context, error))
             return
