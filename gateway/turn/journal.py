@@ -275,7 +275,7 @@ class Recording:
         self._changed.set()
 
     async def opened(self, *, patient: bool = False) -> None:
-        """Returns when the plan is durable, or the journal is away; who is patient waits that out."""
+        """Returns when the plan is durable, or the journal away; who is patient waits it out."""
         while not (self.is_journaled or self.is_fenced) and (
             (patient and not self._is_left) or not self.is_away
         ):
