@@ -24,6 +24,9 @@ OPERATOR_PROMPTS_READS = Counter(
     "chatmesh_gateway_operator_prompts_reads", "Changes of the operator's prompts", ["outcome"]
 )
 ADMISSIONS = Counter("chatmesh_gateway_admissions", "Admission decisions", ["outcome"])
+SCREENINGS_STALLED = Counter(
+    "chatmesh_gateway_screenings_stalled", "Whole answers of which safety said nothing in time"
+)
 JOURNAL_FAILURES = Counter(
     "chatmesh_gateway_journal_failures", "Writes of the journal that had no answer in time"
 )
@@ -32,5 +35,8 @@ TURNS_LOST = Counter(
 )
 TURNS_ADOPTED = Counter(
     "chatmesh_gateway_turns_adopted", "Turns taken over from a gateway that is no more"
+)
+TURNS_STUCK = Counter(
+    "chatmesh_gateway_turns_stuck", "Turns that the watchdog ended: a fault of ours"
 )
 TURNS_RUNNING = Gauge("chatmesh_gateway_turns_running", "Turns that this gateway owns")

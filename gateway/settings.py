@@ -41,6 +41,12 @@ class TurnLimits(BaseSettings):
     # Doubles too: 6 attempts wait 6.3 s in all. Nothing leaves meanwhile.
     safety_attempt_count_max: int = Field(default=6, ge=0, le=32)
     safety_backoff_s: float = Field(default=0.1, ge=0)
+    # Silence of safety that is due nothing more of an answer; then its stream is opened anew. Far
+    # above any wait of a busy safety service: it ends what would never end.
+    safety_stall_s: float = Field(default=20.0, gt=0, le=600)
+    # The last resort: a turn whose nodes are through, and of which nothing leaves for so long,
+    # fails. Longer than all attempts at safety's stream together.
+    turn_stall_s: float = Field(default=180.0, gt=0, le=600)
     # How long the last byte waits for the turn to be recorded; then recording goes on without it.
     conclude_wait_s: float = Field(default=2.0, ge=0)
     # The same for a turn that is kept: who has heard its end may go on with its conversation. Also

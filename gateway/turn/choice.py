@@ -50,6 +50,11 @@ class Choice:
         if running and kind is asyncio.CancelledError:
             metrics.CANCEL_SECONDS.observe(time.perf_counter() - begin)
 
+    @property
+    def is_fed(self) -> bool:
+        """Whether nothing more comes from the node: what is missing is safety's to decide."""
+        return self._feed.is_over or self._feeding.done()
+
     async def accepted(self) -> None:
         """Returns when a node works at it.
 

@@ -12,6 +12,7 @@ from contextlib import aclosing
 from gateway.turn.answer import Answer
 from gateway.turn.domain import Frame
 from gateway.upstreams.reply_screen import ReplyScreen
+from mesh.chassis.cancellation import is_cancelled
 
 # Safety may have nothing to say to a message, when it holds text back.
 ANSWER_WAIT_S = 0.01
@@ -30,12 +31,17 @@ class Feed:
         # It is known whether a node works at it.
         self.accepted = asyncio.Event()
         self.is_accepted = False
-        self.failure: Exception | None = None
+        self.failure: BaseException | None = None
         self._arrived = asyncio.Event()
         self._answered = asyncio.Event()
         self._texts: list[str] = []
         self._token_count = 0
         self._ended = False
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the node has nothing more to send."""
+        return self._ended
 
     def answered(self) -> None:
         """Notes that safety decided something."""
@@ -68,6 +74,10 @@ class Feed:
                     await self._take(frame)
         except Exception as error:
             self.failure = error
+        except asyncio.CancelledError as error:
+            if is_cancelled():
+                raise
+            self.failure = error  # of a call below; to end silently would leave the turn waiting
 
     async def _take(self, frame: Frame) -> None:
         self._answer.receive(frame)

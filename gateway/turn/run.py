@@ -45,6 +45,7 @@ from gateway.turn.plan import Plan
 from gateway.turn.stored import read_batches
 from gateway.upstreams.safety import Safety
 from mesh.chassis import deadlines
+from mesh.chassis.cancellation import is_cancelled
 from mesh.chassis.errors import MeshError
 
 # Each owner's attempts at nodes have numbers of their own.
@@ -109,7 +110,11 @@ class Run:
         self._attempt = len(epoch_numbers) * ATTEMPTS_OF_AN_OWNER
         self._begin = time.perf_counter()
         self._task: asyncio.Task[None] | None = None
-        self._is_stopped = self._is_answering = False
+        self._is_stopped = self._is_answering = self._is_stuck = False
+        # The watchdog: what is being made, the last event it saw, and when it came.
+        self._choices: Sequence[Choice] = ()
+        self._is_waiting_for_readers = False
+        self._watched_number, self._moved_at = BEGINNING, 0.0
 
     @property
     def head(self) -> Head:
@@ -141,6 +146,22 @@ class Run:
         if self._is_answering and self._task:
             self._task.cancel()
 
+    def watch(self, now: float) -> None:
+        """Ends a turn that should have ended: the nodes are through, and nothing leaves any more.
+
+        Args:
+            now: of the loop's clock, in seconds.
+        """
+        is_due = self._is_answering and self._choices and all(each.is_fed for each in self._choices)
+        if not is_due or self._is_waiting_for_readers or self.log.number != self._watched_number:
+            self._watched_number, self._moved_at = self.log.number, now
+        elif now - self._moved_at > self._means.limits.turn_stall_s and not self._is_stuck:
+            self._is_stuck = True
+            metrics.TURNS_STUCK.inc()
+            log.error("turn_stuck", turn_id=self.plan.turn_id, number=self.log.number)
+            if self._task:
+                self._task.cancel()
+
     async def leave(self) -> None:
         """Ends it here, so that another gateway may go on with it."""
         self.log.end(moved=True)
@@ -165,11 +186,13 @@ class Run:
         try:
             async with asyncio.timeout(self._left_s()):
                 await self._answer()
-        except asyncio.CancelledError:
-            if not self._is_stopped or self._task is None:
+        except asyncio.CancelledError as error:
+            if not is_cancelled():  # of a call below: without an end its readers wait for ever
+                return FAILED, _failed(error)
+            if self._task is None or not (self._is_stopped or self._is_stuck):
                 raise
             self._task.uncancel()
-            return CANCELLED, None
+            return (CANCELLED, None) if self._is_stopped else (FAILED, _failed(error))
         except Exception as error:
             return FAILED, _failed(error)
         finally:
@@ -188,7 +211,7 @@ class Run:
             return self._say_safe_text()
         async with AsyncExitStack() as stack:
             unfinished = [answer for answer in self.answers if not answer.is_finished]
-            choices = [
+            choices = self._choices = [
                 await stack.enter_async_context(self._choice(answer)) for answer in unfinished
             ]
             for choice in choices:
@@ -241,7 +264,9 @@ class Run:
 
     async def _room(self) -> None:
         if not self.plan.stored.background:
+            self._is_waiting_for_readers = True
             await self.log.room(WAITING_BYTES_MAX)
+            self._is_waiting_for_readers = False
 
     async def _conclude(self, state: str, failure: Failed | None) -> None:
         """Ends the answers, and the turn in the books, unless another has it now."""
@@ -314,7 +339,7 @@ class Run:
         return max(0.0, self._means.limits.turn_duration_s_max - passed_s)
 
 
-def _failed(error: Exception) -> Failed:
+def _failed(error: BaseException) -> Failed:
     """The failure of a turn as its readers hear it."""
     if isinstance(error, ExceptionGroup):
         error = error.exceptions[0]

@@ -1,5 +1,6 @@
 """The nodes, one at a time: token ids in, token ids and text out; what their failures mean."""
 
+import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
@@ -22,6 +23,7 @@ from gateway.turn.domain import (
     ResponseFormat,
 )
 from gateway.upstreams.failures import translate
+from mesh.chassis.cancellation import is_cancelled
 from mesh.chassis.errors import MeshError
 
 INSTANCE_KEY = "x-chatmesh-instance"
@@ -149,6 +151,10 @@ class Inference:
             raise NodeError.of(error) from error
         except MeshError as error:  # the chassis refused to call: too little time is left
             raise NodeError(error) from error
+        except asyncio.CancelledError as error:
+            if is_cancelled():
+                raise
+            raise NodeError.broken("the call was ended on this side") from error
         finally:
             if call is not None:  # a break out of the loop does not end the call
                 call.cancel()

@@ -14,11 +14,12 @@ import grpc
 import structlog
 
 from chatmesh.safety.v1 import safety_pb2 as pb
-from gateway import errors
+from gateway import errors, metrics
 from gateway.errors import public
 from gateway.settings import TurnLimits
 from gateway.turn.answer import Mask, whole_characters
 from gateway.upstreams.failures import translate
+from mesh.chassis.cancellation import is_cancelled
 from mesh.chassis.errors import MeshError
 
 # How a stream that broke may look. INTERNAL and CANCELLED are what grpc.aio says itself when one of
@@ -78,6 +79,8 @@ class ReplyScreen:
         self._is_open = self._ended = False
         # Writes of `add` and of a reopening must not cross.
         self._writing = asyncio.Lock()
+        # Of the response that is being waited for.
+        self._patience: asyncio.Timeout | None = None
 
     def begin(self) -> None:
         """Opens the stream, so that it is there when the first text is; `cancel` ends it."""
@@ -102,6 +105,7 @@ class ReplyScreen:
         async with self._writing:
             self._ended = True
             await self._write(pb.ScreenReplyRequest(end=pb.ReplyEnd()))
+        self._expect_decision()
 
     async def clearances(self) -> AsyncGenerator[Clearance, None]:
         """The decisions; the last one is `cleared` or `blocked`.
@@ -135,7 +139,7 @@ class ReplyScreen:
 
     async def _read(self) -> AsyncGenerator[Clearance, None]:
         base = self._released_offset  # offsets do not count what was released before the start
-        async for response in self._call:
+        while (response := await self._next_response()) is not grpc.aio.EOF:
             event = response.WhichOneof("event")
             if event == "release":
                 offset = base + response.release.release_up_to_offset
@@ -148,6 +152,35 @@ class ReplyScreen:
             elif event == "block":
                 yield Clearance(blocked=_block(response.block, base))
 
+    async def _next_response(self) -> Any:
+        """The next response, or EOF.
+
+        Raises:
+            MeshError: the stream was ended on our side, or has nothing to say to the whole answer.
+            grpc.aio.AioRpcError: it broke.
+        """
+        try:
+            async with asyncio.timeout(None) as patience:
+                self._patience = patience
+                self._expect_decision()
+                return await self._call.read()
+        except TimeoutError:
+            metrics.SCREENINGS_STALLED.inc()
+            log.warning("screening_stalled", turn_id=self._start.subject.turn_id)
+            raise _no_decision() from None
+        except asyncio.CancelledError:
+            if is_cancelled():
+                raise
+            raise _no_decision() from None
+        finally:
+            self._patience = None
+
+    def _expect_decision(self) -> None:
+        """Bounds the wait, from when safety has all of the answer: no turn stays without an end."""
+        if self._ended and self._patience:
+            now = asyncio.get_running_loop().time()
+            self._patience.reschedule(now + self._limits.safety_stall_s)
+
     async def _reopen(self) -> None:
         self._call.cancel()
         self._call = self._open_call()
@@ -158,6 +191,7 @@ class ReplyScreen:
 
     async def _begin_stream(self) -> None:
         self._is_open = True
+        await _writable(self._call)
         self._start.released_text = self._text[: self._released_offset].decode()
         await self._write(pb.ScreenReplyRequest(start=self._start))
         if waiting := self._text[self._released_offset :].decode():
@@ -171,10 +205,32 @@ class ReplyScreen:
         except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
             return  # the stream is over: `clearances` hears of it
         except asyncio.CancelledError:
-            # `_reopen` ended the call under a write: grpc.aio then cancels whoever writes.
-            task = asyncio.current_task()
-            if task is None or task.cancelling():
+            # A call that ends on our side under a write: grpc.aio then cancels whoever writes.
+            if is_cancelled():
                 raise
+
+
+async def _writable(call: Any) -> None:
+    """Returns when a call can be written to, or is over.
+
+    grpc.aio never wakes the writer of a call that ended on this side before it was connected.
+    """
+    is_connected = False
+
+    def over(_: Any) -> None:
+        if not is_connected:
+            limit.reschedule(asyncio.get_running_loop().time())
+
+    try:
+        async with asyncio.timeout(None) as limit:
+            call.add_done_callback(over)
+            await call.wait_for_connection()
+            is_connected = True
+    except (TimeoutError, grpc.aio.AioRpcError):
+        return  # `clearances` hears of it
+    except asyncio.CancelledError:
+        if is_cancelled():
+            raise
 
 
 def category_of(verdict: pb.Verdict) -> str:

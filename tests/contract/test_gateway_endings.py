@@ -375,6 +375,45 @@ async def test_a_safety_process_that_dies_is_replaced_in_the_middle(window):
     assert all(answer.text.startswith(text) for text in released)
 
 
+@pytest.mark.parametrize("undecided_count", [1, 2])
+async def test_safety_that_says_nothing_to_the_end_is_asked_again(undecided_count):
+    fakes = Fakes()
+    fakes.safety.window, fakes.safety.undecided_count = 1000, undecided_count
+    async with running_gateway(fakes, safety_stall_s=0.05) as gateway:
+        answer = await gateway.post({"stream": True})
+        await gateway.background.finish()
+    assert answer.text == "Hello wide world."
+    assert answer.frames[-1][1] == "[DONE]"
+    assert len(fakes.safety.starts) == undecided_count + 1
+    assert fakes.billing.settled[TURN].output_token_count == 4
+
+
+async def test_a_turn_that_makes_no_progress_ends_and_says_so():
+    fakes = Fakes()
+    fakes.safety.undecided_count = 1
+    async with running_gateway(fakes, turn_stall_s=0.2) as gateway:
+        answer = await gateway.post({"stream": True})
+        await gateway.background.finish()
+    assert answer.text == "Hello wide world."
+    assert answer.frames[-2][1]["error"]["code"] == "internal_error"
+    assert answer.frames[-1][1] == "[DONE]"
+    assert fakes.billing.settled[TURN].output_token_count == 4
+
+
+async def test_a_slow_node_is_no_stuck_turn():
+    fakes = Fakes()
+    fakes.inference.scripts = [Script(["Slow", " but", " sure"], gate_at=1)]
+    async with running_gateway(fakes, turn_stall_s=0.1, reader_grace_s=5) as gateway:
+        call = gateway.call({"stream": True})
+        messages = aiter(call)
+        assert (await anext(messages)).data
+        await asyncio.sleep(0.5)  # several times the watchdog's patience
+        fakes.inference.gate.set()
+        rest = b"".join([message.data async for message in messages])
+    assert b"[DONE]" in rest
+    assert b"error" not in rest
+
+
 async def test_the_time_for_a_turn_runs_out():
     fakes = Fakes()
     fakes.inference.scripts = [Script(["Slow", " never"], gate_at=1)]

@@ -195,6 +195,19 @@ class Stream:
             raise asyncio.CancelledError
         return await self._to_client.get()
 
+    async def read(self) -> Any:
+        """The next message, or grpc.aio.EOF."""
+        try:
+            return await anext(self)
+        except StopAsyncIteration:
+            return grpc.aio.EOF
+
+    def add_done_callback(self, callback: Callable[..., None]) -> None:
+        """Never called: only a call that waits for its connection asks, and none waits here."""
+
+    async def wait_for_connection(self) -> None:
+        """Connections are there, or break later."""
+
     async def write(self, item: Any) -> None:
         """Sends to the server; quiet about what will be heard by reading."""
         if self._is_over or self._is_cancelled:

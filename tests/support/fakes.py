@@ -248,6 +248,8 @@ class FakeSafety(safety_pb2_grpc.SafetyServiceServicer):
         self.seen = [asyncio.Event() for _ in range(4)]
         # A stream breaks after so many deltas; one entry a stream, None for those that do not.
         self.break_reply_after: list[int | None] = []
+        # So many streams decide nothing, ever, about an answer that has ended.
+        self.undecided_count = 0
 
     async def ScreenPrompt(self, request, context):
         self.faults.check("ScreenPrompt")
@@ -291,6 +293,9 @@ class FakeSafety(safety_pb2_grpc.SafetyServiceServicer):
                 released = upto
                 release = safety_pb2.Release(release_up_to_offset=released, masks=masks)
                 yield safety_pb2.ScreenReplyResponse(release=release)
+        if self.undecided_count:
+            self.undecided_count -= 1
+            await asyncio.Event().wait()
         cleared = safety_pb2.Cleared(verdict=self.reply_verdict)
         yield safety_pb2.ScreenReplyResponse(cleared=cleared)
 
