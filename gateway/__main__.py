@@ -7,9 +7,10 @@ from envoy.service.auth.v3.external_auth_pb2_grpc import add_AuthorizationServic
 
 from chatmesh.chat.v1 import chat_pb2_grpc
 from chatmesh.gateway.v1.gateway_pb2_grpc import add_OpenAIServiceServicer_to_server
+from gateway.admission.admit import Admission
 from gateway.admission.keys import Keys
 from gateway.admission.rate import RateLimiter
-from gateway.admission.service import Admission
+from gateway.admission.service import Authorization
 from gateway.admission.tokens import Tokens
 from gateway.context.source import OperatorPromptsFile
 from gateway.settings import Settings
@@ -34,12 +35,20 @@ async def start(node: Node) -> None:
         connect_timeout_s=settings.admission.rate_timeout_s,
     )
     journal = RedisJournal(client, settings.turn)
-    place = Place(
-        node.instance, settings.turn, pool, background, journal, prompts, settings.default_model
-    )
-    services = wire(place, node.channel_to)
     keys = Keys(node.channel_to("billing"), settings.admission)
     admission = Admission(keys, Tokens(settings.jwt), RateLimiter(client, settings.admission))
+    place = Place(
+        name=node.instance,
+        limits=settings.turn,
+        pool=pool,
+        background=background,
+        journal=journal,
+        operator_prompts=prompts,
+        default_model=settings.default_model,
+        queue=settings.queue,
+        admission=admission,
+    )
+    services = wire(place, node.channel_to)
     views = node.watch_instances("inference")
     keeping = [
         asyncio.create_task(watch(pool, services.inference, views)),
@@ -60,7 +69,7 @@ async def start(node: Node) -> None:
 
 def _registrations(services: Services, admission: Admission) -> Sequence[Registration]:
     return [
-        (add_AuthorizationServicer_to_server, admission),
+        (add_AuthorizationServicer_to_server, Authorization(admission)),
         (add_OpenAIServiceServicer_to_server, services.openai),
         (chat_pb2_grpc.add_ChatServiceServicer_to_server, services.chat),
         (chat_pb2_grpc.add_ConversationServiceServicer_to_server, services.conversations),

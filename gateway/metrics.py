@@ -24,6 +24,16 @@ OPERATOR_PROMPTS_READS = Counter(
     "chatmesh_gateway_operator_prompts_reads", "Changes of the operator's prompts", ["outcome"]
 )
 ADMISSIONS = Counter("chatmesh_gateway_admissions", "Admission decisions", ["outcome"])
+QUEUE_WAITING = Gauge("chatmesh_gateway_queue_waiting", "Turns that wait to be planned")
+QUEUE_SECONDS = Histogram(
+    "chatmesh_gateway_queue_seconds",
+    "Wait of turns that had to wait to be planned",
+    ["tier"],
+    buckets=(0.005, 0.02, 0.05, 0.1, 0.25, 0.5, 1, 2, 5, 10),
+)
+QUEUE_REFUSALS = Counter(
+    "chatmesh_gateway_queue_refusals", "Turns refused because they would wait too long", ["tier"]
+)
 SCREENINGS_STALLED = Counter(
     "chatmesh_gateway_screenings_stalled", "Whole answers of which safety said nothing in time"
 )

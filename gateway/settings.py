@@ -69,6 +69,27 @@ class TurnLimits(BaseSettings):
     adoption_count_max: int = Field(default=64, ge=1)
 
 
+class QueueLimits(BaseSettings):
+    """Bounds of the queue in which turns wait to begin, where more is asked than can be done."""
+
+    model_config = SettingsConfigDict(env_prefix="GATEWAY_", frozen=True)
+
+    # Enough for 1,000 turns a second at 30 ms of planning each; more would only be waiting in the
+    # services behind, each call under its own deadline.
+    planning_count_max: int = Field(default=32, ge=1)
+    # What would wait longer is refused at once.
+    queue_wait_s_max: float = Field(default=5.0, gt=0, le=60)
+    waiting_count_max: int = Field(default=4_096, ge=0)
+    account_waiting_count_max: int = Field(default=1_024, ge=0)
+    # Share of an account of each tier beside others that wait.
+    tier_weight: dict[str, Annotated[float, Field(gt=0)]] = {
+        "free": 1.0,
+        "pro": 4.0,
+        "enterprise": 16.0,
+        "admin": 16.0,
+    }
+
+
 class JwtSettings(BaseSettings):
     """Whose tokens are taken; none when no issuer is set."""
 
@@ -128,5 +149,6 @@ class Settings(BaseSettings):
         Field(default=None, validation_alias="GATEWAY_OPERATOR_PROMPTS_FILE")
     )
     turn: TurnLimits = Field(default_factory=TurnLimits)
+    queue: QueueLimits = Field(default_factory=QueueLimits)
     jwt: JwtSettings = Field(default_factory=JwtSettings)
     admission: AdmissionSettings = Field(default_factory=AdmissionSettings)

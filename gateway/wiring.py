@@ -1,17 +1,20 @@
 """Puts the gateway together from channels; tests use it with channels to loopback servers."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import grpc
 
+from gateway.admission.admit import Admission
 from gateway.context.builder import ContextBuilder
 from gateway.context.source import OperatorPromptsFile
+from gateway.faces.entry import Entry
 from gateway.faces.openai.service import OpenAIService
 from gateway.faces.typed import ChatService, ConversationService, UsageService
-from gateway.settings import TurnLimits
+from gateway.settings import QueueLimits, TurnLimits
 from gateway.turn.background import Background
 from gateway.turn.conclude import Concluder
+from gateway.turn.fair_queue import FairQueue
 from gateway.turn.generation import Generator
 from gateway.turn.journal import JournalStore, JournalWriter, Lease
 from gateway.turn.plan import Planner
@@ -51,11 +54,16 @@ class Place:
     journal: JournalStore
     operator_prompts: OperatorPromptsFile
     default_model: str = ""
+    queue: QueueLimits = field(default_factory=QueueLimits)
+    # Of requests that the edge did not admit; None: it admits all.
+    admission: Admission | None = None
 
 
 def wire(place: Place, channel_to: Callable[[str], grpc.aio.Channel]) -> Services:
     """The servicers over `channel_to(service)`."""
     limits, background = place.limits, place.background
+    queue = FairQueue(place.queue)
+    entry = Entry(place.admission, queue)
     billing = Billing(channel_to("billing"))
     conversation = Conversation(channel_to("conversation"))
     inference = Inference(channel_to("inference"))
@@ -69,6 +77,7 @@ def wire(place: Place, channel_to: Callable[[str], grpc.aio.Channel]) -> Service
         context=ContextBuilder(tokenizer, place.operator_prompts),
         billing=billing,
         background=background,
+        queue=queue,
         limits=limits,
     )
     means = Means(
@@ -82,8 +91,15 @@ def wire(place: Place, channel_to: Callable[[str], grpc.aio.Channel]) -> Service
     )
     turns = Turns(planner, means, place.journal, place.name)
     return Services(
-        openai=OpenAIService(turns, catalogue, conversation, billing, limits),
-        chat=ChatService(turns, catalogue, limits),
+        openai=OpenAIService(
+            entry,
+            turns,
+            catalogue=catalogue,
+            conversation=conversation,
+            billing=billing,
+            limits=limits,
+        ),
+        chat=ChatService(entry, turns, catalogue, limits),
         conversations=ConversationService(conversation),
         usage=UsageService(billing),
         turns=turns,

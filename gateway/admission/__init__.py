@@ -1,8 +1,9 @@
-"""Who may ask, and how often: Envoy's external authorization, one Check for each request.
+"""Who may ask, and how often.
 
 paths    which scope a path needs, and whether it counts against the rate
 keys     API keys and JWT subjects to accounts, through a short cache
 tokens   JWTs
 rate     requests per minute
-service  the contract
+admit    the decision about one request
+service  Envoy's external authorization
 """

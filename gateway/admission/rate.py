@@ -16,6 +16,7 @@ import structlog
 from gateway import errors
 from gateway.errors import public
 from gateway.settings import AdmissionSettings
+from mesh.chassis.errors import MeshError
 
 KEY_PREFIX = "cm:rate:"
 MINUTE_US = 60_000_000
@@ -47,7 +48,6 @@ log = structlog.get_logger()
 class Allowance:
     """What is left of an account's minute."""
 
-    allowed: bool
     # Requests a minute.
     limit: int
     remaining: int
@@ -65,6 +65,20 @@ class Allowance:
         }
 
 
+class RateExceededError(MeshError):
+    """No request is left of the account's minute."""
+
+    def __init__(self, tier: str, allowance: Allowance) -> None:
+        wait_s = allowance.retry_after_s
+        message = (
+            f"Rate limit of the {tier} tier reached: {allowance.limit} requests per minute; "
+            f"try again in {wait_s:.1f} s."
+        )
+        reason = errors.RATE_LIMIT_EXCEEDED
+        super().__init__(errors.CODES[reason], reason, message, retry_after_s=wait_s)
+        self.allowance = allowance
+
+
 class RateLimiter:
     """Counts requests of accounts."""
 
@@ -76,6 +90,7 @@ class RateLimiter:
         """Takes one request; None where no limit applies.
 
         Raises:
+            RateExceededError: none is left.
             MeshError: SERVICE_UNAVAILABLE: Redis is away and the tier does not go on without it.
         """
         limit = self._settings.requests_per_minute.get(tier)
@@ -90,7 +105,10 @@ class RateLimiter:
             self._without_redis(tier, error)
             return None
         allowed, remaining, wait_us, reset_us = map(int, answer)
-        return Allowance(bool(allowed), limit, remaining, wait_us / US, reset_us / US)
+        allowance = Allowance(limit, remaining, wait_us / US, reset_us / US)
+        if not allowed:
+            raise RateExceededError(tier, allowance)
+        return allowance
 
     def _without_redis(self, tier: str, error: Exception) -> None:
         log.warning("rate_unknown", tier=tier, error=type(error).__name__)

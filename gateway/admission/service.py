@@ -1,7 +1,7 @@
 """`envoy.service.auth.v3.Authorization`: one Check does key or token, scope and rate."""
 
 import base64
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Any
 
 import grpc
@@ -14,71 +14,39 @@ from google.rpc import status_pb2
 from ulid import ULID
 
 from gateway import errors, metrics
-from gateway.admission.keys import Admitted, Keys
-from gateway.admission.paths import Rule, rule_of
-from gateway.admission.rate import Allowance, RateLimiter
-from gateway.admission.tokens import Tokens
-from gateway.errors import public
+from gateway.admission.admit import Admission
+from gateway.admission.keys import Admitted
+from gateway.admission.paths import rule_of
+from gateway.admission.rate import Allowance
 from gateway.faces import identity
 from gateway.faces.openai.errors import http_error, public_error
 from mesh.chassis.errors import MeshError
 
-BEARER = "bearer "
-KEY_PREFIX = "cm-"
 GRPC = "application/grpc"
 OVERWRITE = base_pb2.HeaderValueOption.OVERWRITE_IF_EXISTS_OR_ADD
 
 log = structlog.get_logger()
 
 
-class Admission(external_auth_pb2_grpc.AuthorizationServicer):  # type: ignore[misc]  # untyped
-    """Admits requests to the gateway."""
+class Authorization(external_auth_pb2_grpc.AuthorizationServicer):  # type: ignore[misc]  # untyped
+    """Admits requests that Envoy asks about."""
 
-    def __init__(self, keys: Keys, tokens: Tokens, limiter: RateLimiter) -> None:
-        self._keys, self._tokens, self._limiter = keys, tokens, limiter
+    def __init__(self, admission: Admission) -> None:
+        self._admission = admission
 
     async def Check(self, request: pb.CheckRequest, context: Any) -> pb.CheckResponse:  # noqa: N802
         """Decides about one request; a refusal is an answer, never an error of the call."""
         http = request.attributes.request.http
-        allowance = None
         try:
             rule = rule_of(http.path)
-            admitted = await self._who(http.headers)
-            _require(rule, admitted)
-            if rule.limited:
-                allowance = await self._limiter.take(admitted.account_id, admitted.tier)
-            _require_allowance(allowance, admitted)
+            given = http.headers.get("authorization", "")
+            admitted = await self._admission.identify(given, rule)
+            allowance = await self._admission.count(admitted, rule)
         except Exception as error:
             is_grpc = http.headers.get("content-type", "").startswith(GRPC)
-            return _denied(_shown(error), allowance, is_grpc)
+            return _denied(_shown(error), is_grpc)
         metrics.ADMISSIONS.labels("admitted").inc()
         return _admitted(admitted, allowance)
-
-    async def _who(self, headers: Mapping[str, str]) -> Admitted:
-        given = headers.get("authorization", "")
-        if not given.lower().startswith(BEARER):
-            message = "No API key was given; send it as 'Authorization: Bearer cm-…'."
-            raise public(errors.INVALID_API_KEY, message)
-        secret = given[len(BEARER) :].strip()
-        if secret.startswith(KEY_PREFIX) or secret.count(".") != 2:  # noqa: PLR2004  # a.b.c
-            return await self._keys.of_key(secret)
-        return await self._keys.of_subject(self._tokens.verify(secret))
-
-
-def _require(rule: Rule, admitted: Admitted) -> None:
-    if rule.scope and rule.scope not in admitted.scopes:
-        message = f"This key lacks the scope {rule.scope!r}; use one that has it."
-        raise public(errors.INSUFFICIENT_SCOPE, message, scope=rule.scope)
-
-
-def _require_allowance(allowance: Allowance | None, admitted: Admitted) -> None:
-    if allowance and not allowance.allowed:
-        message = (
-            f"Rate limit of the {admitted.tier} tier reached: {allowance.limit} requests per "
-            f"minute; try again in {allowance.retry_after_s:.1f} s."
-        )
-        wait_s = allowance.retry_after_s
-        raise public(errors.RATE_LIMIT_EXCEEDED, message, retry_after_s=wait_s)
 
 
 def _shown(error: Exception) -> MeshError:
@@ -109,13 +77,9 @@ def _admitted(admitted: Admitted, allowance: Allowance | None) -> pb.CheckRespon
     )
 
 
-def _denied(error: MeshError, allowance: Allowance | None, is_grpc: bool) -> pb.CheckResponse:
+def _denied(error: MeshError, is_grpc: bool) -> pb.CheckResponse:
     shown = http_error(error)
     headers = [("content-type", "application/json"), *shown.headers]
-    if error.code is grpc.StatusCode.UNAUTHENTICATED:
-        headers.append(("www-authenticate", "Bearer"))
-    if allowance:
-        headers += allowance.headers().items()
     if is_grpc:
         # Envoy makes status and message of a gRPC answer; the reason goes where clients look.
         details = base64.b64encode(error.to_status().SerializeToString()).decode()

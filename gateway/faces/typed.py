@@ -14,9 +14,11 @@ from chatmesh.chat.v1 import chat_pb2 as pb
 from chatmesh.chat.v1 import chat_pb2_grpc
 from chatmesh.content.v1 import content_pb2
 from chatmesh.conversation.v1 import conversation_pb2
+from gateway.admission.rate import RateExceededError
 from gateway.content import FINISH_REASONS, ROLE_WORDS
 from gateway.errors import bad_parameter
 from gateway.faces.changes import checked_changes
+from gateway.faces.entry import Entry
 from gateway.faces.identity import caller_of, checked_key
 from gateway.faces.openai.errors import failure_error, public_error
 from gateway.settings import TurnLimits
@@ -174,14 +176,19 @@ def _usage_of(usage: Usage) -> pb.Usage:
 class ChatService(chat_pb2_grpc.ChatServiceServicer):
     """Talks."""
 
-    def __init__(self, turns: Turns, catalogue: Catalogue, limits: TurnLimits) -> None:
+    def __init__(
+        self, entry: Entry, turns: Turns, catalogue: Catalogue, limits: TurnLimits
+    ) -> None:
+        self._entry = entry
         self._turns, self._catalogue, self._limits = turns, catalogue, limits
 
     # Written to, not generated: so that a deadline may fall inside a write.
     async def Chat(self, request: pb.ChatRequest, context: Context) -> None:  # type: ignore[override]  # noqa: N802
         """Begins or joins a turn, and follows it."""
         try:
-            caller = caller_of(context.invocation_metadata() or ())
+            caller, headers = await self._entry.admitted(context.invocation_metadata() or ())
+            if headers:
+                await context.send_initial_metadata(headers)
             key, digest = checked_key(request.idempotency_key), ""
             if key:
                 digest = sha256(request.SerializeToString(deterministic=True)).hexdigest()
@@ -189,6 +196,9 @@ class ChatService(chat_pb2_grpc.ChatServiceServicer):
             async with aclosing(_responses(following)) as responses:
                 async for response in responses:
                     await self._write(context, response)
+        except RateExceededError as error:
+            await context.send_initial_metadata(tuple(error.allowance.headers().items()))
+            raise
         except Exception as error:
             raise public_error(error) from error
 

@@ -22,6 +22,7 @@ from gateway.settings import TurnLimits
 from gateway.turn.background import Background
 from gateway.turn.checks import check
 from gateway.turn.domain import Ask, Caller, LeftOut, Message, ModelInfo, Prompt, Started
+from gateway.turn.fair_queue import FairQueue
 from gateway.turn.stored import left_out_of_stored, left_out_to_stored
 from gateway.turn.threads import Threads
 from gateway.upstreams.billing import Billing
@@ -123,15 +124,21 @@ class Planner:
     context: ContextBuilder
     billing: Billing
     background: Background
+    queue: FairQueue
     limits: TurnLimits
 
     async def plan(self, ask: Ask, caller: Caller) -> Plan:
         """A turn that may run, with a hold on what it may cost at most.
 
         Raises:
-            MeshError: with a reason of chat.v1.Reason; nothing is held or charged then.
+            MeshError: with a reason of chat.v1.Reason; nothing is held or charged then. OVERLOADED
+                when it would wait too long for its turn to be planned.
         """
         check(ask, caller.tier, self.limits)
+        async with self.queue.entered(caller.account_id, caller.tier):
+            return await self._planned(ask, caller)
+
+    async def _planned(self, ask: Ask, caller: Caller) -> Plan:
         model = await self.catalogue.find(ask.model)
         ask = replace(ask, model=model.id)
         thread = await self.threads.open(ask, caller, model)

@@ -25,15 +25,27 @@ EXPOSED_HEADERS = (
     "x-request-id,retry-after,x-ratelimit-limit-requests,x-ratelimit-remaining-requests,"
     "x-ratelimit-reset-requests,x-turn-id,x-turn-journal,x-conversation-id,www-authenticate,grpc-status,grpc-message,grpc-status-details-bin"
 )
-FILTERS_OF_THE_GATEWAY = ("envoy.filters.http.ext_authz", "envoy.filters.http.grpc_json_transcoder")
+EXT_AUTHZ = "envoy.filters.http.ext_authz"
+FILTERS_OF_THE_GATEWAY = (EXT_AUTHZ, "envoy.filters.http.grpc_json_transcoder")
+# An API key, or a token of three parts; whether it is one, the gateway finds out. Envoy takes no
+# regex whose program is over 100 instructions: no lengths here.
+CREDENTIAL = r"(?i:bearer) +(cm-[\w-]+|[\w=-]+\.[\w=-]+\.[\w=-]+) *"
+# Names a request, however often it is tried: when it came, in ms since the epoch, and its id. Of
+# it and the account the gateway makes the id of the turn.
+REQUEST_KEY = "x-chatmesh-request"
+REQUEST_FORMAT = "%START_TIME(%s%3f)%.%REQ(X-REQUEST-ID)%"
 
 
 def route_configuration(inputs: EdgeInputs) -> Resource:
     """The RouteConfiguration "edge"."""
     bindings = http_bindings()
     routes = [
-        *(_http_route(each, inputs) for each in bindings),
-        *(_native_route(rpc, inputs) for rpc in (*native_methods(), *REFLECTION)),
+        *(route for each in bindings for route in _http_routes(each, inputs)),
+        *(
+            route
+            for rpc in (*native_methods(), *REFLECTION)
+            for route in _routes_of(rpc, {"path": f"/{rpc}"}, [], inputs)
+        ),
         _preflight_route(inputs),
         _answer({"path": "/healthz"}, 200, HEALTH_BODY),
         *_wrong_verb_routes(bindings),
@@ -43,6 +55,8 @@ def route_configuration(inputs: EdgeInputs) -> Resource:
         "name": "edge",
         "domains": ["*"],
         "routes": routes,
+        # Whether a request was counted against its account's rate before.
+        "include_request_attempt_count": True,
         # What is repeated is kept: without this a body over the connection's buffer (1 MiB) is not.
         "request_body_buffer_limit": inputs.limits.request_body_bytes_max + FRAMING_BYTES_MAX,
         "typed_per_filter_config": {"envoy.filters.http.cors": _cors(inputs)},
@@ -50,12 +64,33 @@ def route_configuration(inputs: EdgeInputs) -> Resource:
     return {"name": ROUTE_CONFIG_NAME, "virtual_hosts": [host]}
 
 
-def _http_route(binding: HttpBinding, inputs: EdgeInputs) -> Resource:
+def _http_routes(binding: HttpBinding, inputs: EdgeInputs) -> list[Resource]:
     verb = {"name": ":method", "string_match": {"exact": binding.verb}}
-    return {
-        "match": {**_path(binding), "headers": [verb]},
-        "route": _to_gateway(binding.rpc, inputs),
-    }
+    return _routes_of(binding.rpc, _path(binding), [verb], inputs)
+
+
+def _routes_of(
+    rpc: str, path: Resource, headers: list[Resource], inputs: EdgeInputs
+) -> list[Resource]:
+    """The route of a method; before it, where the gateway admits itself, that of credible calls.
+
+    What begins a turn is admitted by the call that serves it, which costs one call less. A request
+    without anything like a key is refused before its body is read, as everywhere else.
+    """
+    match = {**path, **({"headers": headers} if headers else {})}
+    route = {"match": match, "route": _to_gateway(rpc, inputs)}
+    if rpc not in inputs.joinable_methods:
+        return [route]
+    credible = {"name": "authorization", "string_match": {"safe_regex": {"regex": CREDENTIAL}}}
+    return [
+        {
+            **route,
+            "match": {**path, "headers": [*headers, credible]},
+            "typed_per_filter_config": {EXT_AUTHZ: _disabled()},
+            "request_headers_to_add": [_header(REQUEST_KEY, REQUEST_FORMAT)],
+        },
+        route,
+    ]
 
 
 def _preflight_route(inputs: EdgeInputs) -> Resource:
@@ -72,10 +107,6 @@ def _preflight_route(inputs: EdgeInputs) -> Resource:
         "match": {"prefix": "/", "headers": headers},
         "route": {"cluster": inputs.gateway_cluster},
     }
-
-
-def _native_route(rpc: str, inputs: EdgeInputs) -> Resource:
-    return {"match": {"path": f"/{rpc}"}, "route": _to_gateway(rpc, inputs)}
 
 
 def _path(binding: HttpBinding) -> Resource:
@@ -118,12 +149,15 @@ def _wrong_verb_routes(bindings: list[HttpBinding]) -> list[Resource]:
 
 def _answer(match: Resource, status: int, body: str) -> Resource:
     """A route that the edge answers itself: nobody is asked for a key, nothing is transcoded."""
-    disabled = typed("envoy.config.route.v3.FilterConfig", disabled=True)
     return {
         "match": match,
         "direct_response": {"status": status, "body": {"inline_string": body}},
-        "typed_per_filter_config": dict.fromkeys(FILTERS_OF_THE_GATEWAY, disabled),
+        "typed_per_filter_config": dict.fromkeys(FILTERS_OF_THE_GATEWAY, _disabled()),
     }
+
+
+def _disabled() -> Resource:
+    return typed("envoy.config.route.v3.FilterConfig", disabled=True)
 
 
 def _header(name: str, value: str) -> Resource:

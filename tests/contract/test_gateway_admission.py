@@ -20,9 +20,10 @@ from google.rpc import error_details_pb2, status_pb2
 
 from chatmesh.billing.v1 import billing_pb2
 from chatmesh.content.v1 import content_pb2
+from gateway.admission.admit import Admission
 from gateway.admission.keys import Keys
 from gateway.admission.rate import RateLimiter
-from gateway.admission.service import Admission
+from gateway.admission.service import Authorization
 from gateway.admission.tokens import Tokens
 from gateway.settings import AdmissionSettings, JwtSettings
 from tests.support.fakes import FakeBilling, Fakes, failure
@@ -107,7 +108,7 @@ async def a_door(redis_url: str = NOBODY_LISTENS, **jwt_settings: Any) -> AsyncI
             RateLimiter(client, settings),
         )
         add = external_auth_pb2_grpc.add_AuthorizationServicer_to_server
-        async with loopback([(add, admission)]) as channel:
+        async with loopback([(add, Authorization(admission))]) as channel:
             yield Door(external_auth_pb2_grpc.AuthorizationStub(channel), fakes.billing, clock)
     await client.aclose()
 

@@ -68,6 +68,11 @@ def complete(client, **body):
     return client.post(COMPLETIONS, headers=AUTHORIZED, json={"do": "json", **body})
 
 
+def models(client):
+    """What admission is asked about by a call of its own."""
+    return client.get("/v1/models", headers=AUTHORIZED)
+
+
 async def seen(gateway, kind):
     """Waits until it was asked."""
     async for _ in until(WAIT_S):
@@ -90,11 +95,15 @@ async def test_a_turn_whose_gateway_dies_before_its_answer_goes_to_the_other(
         # The same turn, so that the second gateway can join it; each turn once.
         assert begun <= set(turns)
         assert len(turns) == len(set(turns)) == REQUEST_COUNT
+        # Whether a try is the first is what tells the gateway to count it.
+        assert {note["attempt"] for note in dying.seen("call")} == {1}
+        attempts = {note["turn"]: note["attempt"] for note in other.seen("call")}
+        assert {turn for turn, attempt in attempts.items() if attempt > 1} == begun
 
 
 async def test_a_check_whose_gateway_dies_is_made_at_the_other(shared, client, tmp_path):
     async with gateways(shared, tmp_path, "check", "nothing") as (dying, other):
-        pending = [asyncio.ensure_future(complete(client)) for _ in range(REQUEST_COUNT)]
+        pending = [asyncio.ensure_future(models(client)) for _ in range(REQUEST_COUNT)]
         await seen(dying, "check")
         dying.process.kill()
         assert {answer.status_code for answer in await asyncio.gather(*pending)} == {200}
@@ -112,7 +121,7 @@ async def test_new_requests_pass_over_a_dead_gateway(shared, client, tmp_path):
 async def test_a_check_at_a_gateway_that_hangs_is_made_at_the_other(shared, client, tmp_path):
     async with gateways(shared, tmp_path, "nothing", "nothing") as (paused, other):
         os.kill(paused.process.pid, signal.SIGSTOP)
-        pending = [asyncio.ensure_future(complete(client)) for _ in range(4)]
+        pending = [asyncio.ensure_future(models(client)) for _ in range(4)]
         await seen(other, "check")
         async for _ in until(WAIT_S):
             if len(other.seen("check")) == len(pending):
@@ -152,10 +161,7 @@ async def test_an_answer_that_has_begun_is_cut_and_not_begun_again(shared, clien
 
 async def test_a_repeatable_call_that_began_is_repeated(shared, client, tmp_path):
     async with gateways(shared, tmp_path, "call", "nothing") as (dying, _):
-        pending = [
-            asyncio.ensure_future(client.get("/v1/models", headers=AUTHORIZED))
-            for _ in range(REQUEST_COUNT)
-        ]
+        pending = [asyncio.ensure_future(models(client)) for _ in range(REQUEST_COUNT)]
         await seen(dying, "call")
         dying.process.kill()
         assert {answer.status_code for answer in await asyncio.gather(*pending)} == {200}

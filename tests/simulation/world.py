@@ -9,9 +9,10 @@ from typing import Any
 from billing_svc.ledger import Usage
 from gateway.context.builder import ContextBuilder
 from gateway.context.source import OperatorPromptsFile
-from gateway.settings import TurnLimits
+from gateway.settings import QueueLimits, TurnLimits
 from gateway.turn.background import Background
 from gateway.turn.conclude import Concluder
+from gateway.turn.fair_queue import FairQueue
 from gateway.turn.generation import Generator
 from gateway.turn.journal import JournalWriter, Lease
 from gateway.turn.plan import Planner
@@ -130,7 +131,14 @@ class World:
         context = ContextBuilder(tokenizer, OperatorPromptsFile(None), lambda: BEGIN.date())
         journal = NetJournal(self.network, self.journal, process, LIMITS.journal_timeout_s)
         planner = Planner(
-            catalogue, Threads(conversation), safety, context, billing, background, LIMITS
+            catalogue,
+            Threads(conversation),
+            safety,
+            context,
+            billing,
+            background,
+            FairQueue(QueueLimits()),
+            LIMITS,
         )
         means = Means(
             generator=Generator(inference, pool, LIMITS),

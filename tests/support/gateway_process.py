@@ -48,7 +48,9 @@ class NotingGateway(Gateway):
 
     async def CreateChatCompletion(self, request, context):
         metadata = dict(context.invocation_metadata())
-        self.note(kind="call", turn=metadata["x-chatmesh-turn"], bytes=len(request.body.data))
+        turn = metadata.get("x-chatmesh-request") or metadata["x-chatmesh-turn"]
+        attempt = int(metadata["x-envoy-attempt-count"])
+        self.note(kind="call", turn=turn, attempt=attempt, bytes=len(request.body.data))
         if self._hangs_in != "nothing":
             await asyncio.Event().wait()
         async for body in super().CreateChatCompletion(request, context):

@@ -12,8 +12,9 @@ from google.api import httpbody_pb2
 
 from chatmesh.chat.v1 import chat_pb2_grpc
 from chatmesh.gateway.v1 import gateway_pb2, gateway_pb2_grpc
+from gateway.admission.admit import Admission
 from gateway.context.source import OperatorPromptsFile
-from gateway.settings import TurnLimits
+from gateway.settings import QueueLimits, TurnLimits
 from gateway.turn.background import Background
 from gateway.turn.turns import Turns
 from gateway.upstreams.pool import Pool
@@ -173,6 +174,8 @@ async def running_gateway(
     *,
     journal: MemoryJournal | None = None,
     name: str = "gateway-1",
+    admission: Admission | None = None,
+    queue: QueueLimits | None = None,
     **limits: Any,
 ) -> AsyncIterator[Gateway]:
     """A gateway whose turns end at once when nobody reads them, unless `limits` say otherwise."""
@@ -181,7 +184,16 @@ async def running_gateway(
     settings = TurnLimits(**(quick | {"owner_lease_ms": 100} | limits))
     prompts = prompts or OperatorPromptsFile(None)
     link = Link(journal)
-    place = Place(name, settings, Pool(), Background(limit_s=5), link, prompts)
+    place = Place(
+        name,
+        settings,
+        Pool(),
+        Background(limit_s=5),
+        link,
+        prompts,
+        queue=queue or QueueLimits(),
+        admission=admission,
+    )
     async with loopback(fakes.registrations()) as upstream:
         services = wire(place, lambda service: upstream)
         keeping = asyncio.create_task(services.turns.keep())

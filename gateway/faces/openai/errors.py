@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import grpc
 
 from gateway import errors
+from gateway.admission.rate import RateExceededError
 from gateway.turn.domain import Failed
 from mesh.chassis.errors import MeshError
 
@@ -42,7 +43,7 @@ class HttpError:
 
     status: int
     body: bytes
-    # retry-after (s) and hints to SDKs.
+    # When to come again, with what, and hints to SDKs.
     headers: tuple[tuple[str, str], ...] = ()
 
 
@@ -91,4 +92,8 @@ def http_error(error: MeshError) -> HttpError:
         headers.append(("retry-after", str(max(1, math.ceil(error.retry_after_s)))))
     if error.reason == errors.INSUFFICIENT_QUOTA:
         headers.append(NO_RETRY)
+    if error.code is grpc.StatusCode.UNAUTHENTICATED:
+        headers.append(("www-authenticate", "Bearer"))
+    if isinstance(error, RateExceededError):
+        headers += error.allowance.headers().items()
     return HttpError(status, error_body(error), tuple(headers))

@@ -12,6 +12,7 @@ from chatmesh.gateway.v1 import gateway_pb2 as pb
 from chatmesh.gateway.v1 import gateway_pb2_grpc
 from gateway import errors
 from gateway.errors import public
+from gateway.faces.entry import Entry, HeadedContext
 from gateway.faces.identity import caller_of, idempotency_key, last_event_id
 from gateway.faces.openai import listings
 from gateway.faces.openai.requests import parse_changes, parse_chat_completion
@@ -37,12 +38,15 @@ class OpenAIService(gateway_pb2_grpc.OpenAIServiceServicer):
 
     def __init__(
         self,
+        entry: Entry,
         turns: Turns,
+        *,
         catalogue: Catalogue,
         conversation: Conversation,
         billing: Billing,
         limits: TurnLimits,
     ) -> None:
+        self._entry = entry
         self._turns, self._catalogue, self._limits = turns, catalogue, limits
         self._conversation, self._billing = conversation, billing
 
@@ -52,22 +56,24 @@ class OpenAIService(gateway_pb2_grpc.OpenAIServiceServicer):
     ) -> None:
         """Begins or joins a turn; every failure before the first byte is a status and a body."""
         metadata, body = context.invocation_metadata() or (), request.body.data
+        answer: Any = context
         try:
-            caller, key = caller_of(metadata), idempotency_key(metadata)
+            caller, headers = await self._entry.admitted(metadata)
+            answer, key = HeadedContext(context, headers), idempotency_key(metadata)
             wanted = parse_chat_completion(body)
             digest = sha256(body).hexdigest() if key else ""
             following = await self._turns.begin(wanted.ask, caller, key, digest)
             if wanted.ask.background and not wanted.stream:
                 view = await self._turns.promised(following.plan.turn_id, caller.account_id)
         except Exception as error:
-            await context.write(await refused(context, error))
+            await answer.write(await refused(answer, error))
             return
         if wanted.stream:
-            await write_events(following, context, self._limits)
+            await write_events(following, answer, self._limits)
         elif wanted.ask.background:
-            await write_view(view, context)
+            await write_view(view, answer)
         else:
-            await write_completion(following, context)
+            await write_completion(following, answer)
 
     async def FollowTurn(  # type: ignore[override]  # noqa: N802
         self, request: pb.FollowTurnRequest, context: Context

@@ -1,6 +1,7 @@
 """The edge's resources: they parse, hold what they promise, and keep what changes out of LDS."""
 
 import json
+import re
 
 import pytest
 from envoy.config.bootstrap.v3 import bootstrap_pb2
@@ -46,6 +47,7 @@ from mesh.xds import (
 
 PEM = "-----BEGIN CERTIFICATE-----"
 COMPLETION = "chatmesh.gateway.v1.OpenAIService/CreateChatCompletion"
+CHAT = "chatmesh.chat.v1.ChatService/Chat"
 MODELS = "chatmesh.gateway.v1.OpenAIService/ListModels"
 
 
@@ -196,6 +198,28 @@ def test_only_what_may_be_repeated_is_repeated_once_begun():
         assert begun not in RETRY_ON_NOT_BEGUN.split(",")
     # What a turn says that was stopped: to ask again would not change it.
     assert "cancelled" not in RETRY_ON_JOINABLE.split(",")
+
+
+def test_only_what_begins_a_turn_passes_by_admission_and_only_with_what_may_be_a_key():
+    resources = edge_resources(inputs(joinable_methods=frozenset({COMPLETION, CHAT})))
+    found = to_gateway(resources)
+    admitted_there = [each for each in found if "typed_per_filter_config" in each]
+    assert len(admitted_there) == 3
+    for each in admitted_there:
+        assert list(each["typed_per_filter_config"]) == ["envoy.filters.http.ext_authz"]
+        path = each["match"]["path"]
+        assert path in ("/v1/chat/completions", "/api/chat/completions", f"/{CHAT}")
+        (credential,) = [one for one in each["match"]["headers"] if one["name"] == "authorization"]
+        regex = re.compile(credential["string_match"]["safe_regex"]["regex"])
+        for given in ("Bearer cm-" + "k" * 43, "bearer a.b-c.d_e", "BEARER  cm-" + "k" * 20 + " "):
+            assert regex.fullmatch(given)
+        for given in ("", "Bearer", "Bearer x", "Bearer cm-", "Basic a.b.c", "Bearer a.b"):
+            assert not regex.fullmatch(given)
+        # Whatever is no key meets the same path's next route, which asks admission.
+        others = [one for one in found if one["match"].get("path") == path and one is not each]
+        assert len(others) == 1
+        assert found.index(each) < found.index(others[0])
+        assert "typed_per_filter_config" not in others[0]
 
 
 def test_turns_are_joinable_and_nothing_else_is():
