@@ -72,6 +72,16 @@ def turn_of(row: asyncpg.Record) -> Turn:
     )
 
 
+async def lock_turns(connection: Connection, turn_ids: Iterable[str]) -> dict[str, Turn]:
+    """The turns of these ids that are there, locked until the transaction ends."""
+    rows = await connection.fetch(
+        f"SELECT {TURN_COLUMNS} FROM billing.turns"  # noqa: S608 - a constant
+        " WHERE turn_id = ANY($1) ORDER BY turn_id FOR UPDATE",
+        list(turn_ids),
+    )
+    return {row["turn_id"]: turn_of(row) for row in rows}
+
+
 async def update_turns(connection: Connection, turns: Iterable[Turn]) -> None:
     """Writes turns whose rows are locked; one round trip."""
     await connection.executemany(_UPDATE_TURN, [_row_of(turn) for turn in turns])
