@@ -119,8 +119,10 @@ class GroupCommit(Generic[Row, Answer]):
 
     async def drain(self) -> None:
         """Returns when every row that was asked for is answered; the callers have ended before."""
-        while tasks := [*self._apart, *([self._sender] if self._sender else [])]:
-            await asyncio.wait(tasks)
+        while under_way := [
+            task for task in (*self._apart, self._sender) if task is not None and not task.done()
+        ]:
+            await asyncio.wait(under_way)
 
     async def _send_all(self) -> None:
         try:

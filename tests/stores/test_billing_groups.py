@@ -329,6 +329,30 @@ async def test_a_stuck_account_does_not_hold_up_the_others(
     await check_books(side, stuck)
 
 
+async def test_a_group_that_holds_again_takes_turns_before_balances(
+    sides: Callable[[], Awaitable[Side]],
+) -> None:
+    side = await sides()
+    account = await side.open_account(-1)
+    again, fresh = side.turns[:2]
+    await side.hold(again, account)
+    late = START + dt.timedelta(seconds=20)
+    await side.fetch("SELECT billing.expire_holds($1, '', $2)", account, late)
+    async with side.owner.transaction():
+        await side.owner.execute("SELECT FROM billing.turns WHERE turn_id = $1 FOR UPDATE", again)
+        # The fresh one, asked first, does not lock the balance and wait for the turn then.
+        group = asyncio.gather(
+            side.hold(fresh, account, at_s=20), side.hold(again, account, at_s=20)
+        )
+        await waiting_pids(side.owner)
+        await side.owner.execute("SET LOCAL lock_timeout = 100")
+        await side.owner.execute(
+            "SELECT FROM billing.balances WHERE account_id = $1 FOR UPDATE", account
+        )
+    assert [one.outcome for one in await group] == ["held", "held"]
+    await check_books(side, account)
+
+
 @pytest.mark.parametrize("kind", ["hold", "settle"])
 async def test_a_connection_that_dies_under_a_group_charges_nobody_twice(
     sides: Callable[[], Awaitable[Side]], kind: str

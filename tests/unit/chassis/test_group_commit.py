@@ -162,4 +162,14 @@ async def test_drain_waits_for_what_was_taken_though_its_callers_left() -> None:
     log.opened.set()
     await draining
     assert log.groups == [[1]]
+    log.opened.clear()
+    apart = asyncio.gather(group.ask(2), group.ask(-1), return_exceptions=True)
+    await ticks()
+    assert log.groups[-2:] == [[2], [-1]]
+    draining = asyncio.ensure_future(group.drain())
+    await ticks()
+    assert not draining.done()
+    log.opened.set()
+    await draining
+    assert (await apart)[0] == 4
     await group.drain()  # nothing under way
