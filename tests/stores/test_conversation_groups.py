@@ -12,9 +12,17 @@ from ulid import ULID
 
 from chatmesh.content.v1.content_pb2 import ROLE_USER
 from conversation_svc.appends import Append, Outcome
+from conversation_svc.hot_tail import GROUP_COPY_COUNT_MAX, HotTail
 from conversation_svc.statements import Request
 from conversation_svc.store import Store
-from conversation_svc.thread import NewMessage, RequestReusedError, ThreadNotFoundError
+from conversation_svc.thread import (
+    NewMessage,
+    RequestReusedError,
+    Tail,
+    Thread,
+    ThreadNotFoundError,
+    appended,
+)
 
 START = datetime(2026, 11, 22, tzinfo=UTC)
 
@@ -108,9 +116,9 @@ async def sides(
         await store.close()
 
 
-def count(name: str) -> float:
-    """A number of the metrics of appends."""
-    return REGISTRY.get_sample_value(f"chatmesh_group_commit_{name}", {"group": "append"}) or 0.0
+def count(name: str, group: str = "append") -> float:
+    """A number of the metrics of a group."""
+    return REGISTRY.get_sample_value(f"chatmesh_group_commit_{name}", {"group": group}) or 0.0
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -244,3 +252,32 @@ async def test_appends_whose_answer_is_lost_are_repeated_and_written_once(
     written = [[message for _, message in rows] for rows in found]
     assert written == [outcome[1] for outcome in outcomes if isinstance(outcome, tuple)]
     await side.store.close()
+
+
+async def test_copies_of_many_threads_are_read_and_written_in_groups(
+    redis_url: str, fresh_id: Callable[[str], str]
+) -> None:
+    hot, account = HotTail.connect(redis_url, 60), fresh_id("acc_")
+    tails = []
+    for number in range(3 * GROUP_COPY_COUNT_MAX):
+        empty = Thread(f"thr_{ULID()}", "", "m", START, START)
+        thread, messages = appended(
+            empty, [text(f"{number}")], ["msg"], turn_id="t", model="m", now=START
+        )
+        tails.append(Tail(thread, tuple(messages)))
+    before = count("rows_count", "tail_read"), count("rows_count", "tail_write")
+    await asyncio.gather(*(hot.put(account, tail) for tail in tails))
+    assert await asyncio.gather(*(hot.get(account, t.thread.id) for t in tails)) == tails
+    after = count("rows_count", "tail_read"), count("rows_count", "tail_write")
+    assert [now - then for now, then in zip(after, before, strict=True)] == [3, 3]
+    # In one group, and in its order: forgotten, and written again.
+    first, second = tails[:2]
+    await asyncio.gather(
+        hot.drop(account, first.thread.id),
+        hot.put(account, second),
+        hot.drop(account, second.thread.id),
+        hot.put(account, first),
+    )
+    found = await asyncio.gather(*(hot.get(account, t.thread.id) for t in (first, second)))
+    assert found == [first, None]
+    await hot.close()
