@@ -54,9 +54,12 @@ _ONE = "SELECT * FROM billing.hold($1, $2, $3, $4, $5, $6, $7, $8, $9, $10)"
 _MANY = """
 WITH bounded AS MATERIALIZED (SELECT set_config('lock_timeout', $11, true) AS lock_timeout),
 known AS MATERIALIZED (
-    SELECT turn_id FROM billing.turns
-    WHERE turn_id = ANY($1::text[]) AND (SELECT lock_timeout FROM bounded) IS NOT NULL
-    ORDER BY turn_id FOR UPDATE
+    SELECT turn.turn_id FROM (
+        SELECT id FROM unnest($1::text[]) AS id
+        WHERE (SELECT lock_timeout FROM bounded) IS NOT NULL ORDER BY id
+    ) AS wanted, LATERAL (
+        SELECT turn_id FROM billing.turns WHERE turn_id = wanted.id FOR UPDATE
+    ) AS turn
 ),
 asked AS MATERIALIZED (
     SELECT * FROM unnest($1::text[], $2::text[], $3::text[], $4::text[], $5::bigint[],

@@ -25,10 +25,10 @@ from mesh.chassis import deadlines
 from mesh.chassis.errors import MeshError
 from mesh.chassis.postgres import StoreUnavailableError
 
-# What a row costs falls by a quarter from 64 to 256 rows a group and no more beyond; larger ones
-# only hold their locks for longer.
+# A row of a group of 256 costs a sixth less than one of 64, which costs half of one of 8: larger
+# groups would only hold their locks for longer.
 ROW_COUNT_MAX = 256
-# 16 full groups: at 50 us a row the last one waits 0.2 s. Beyond that the store cannot keep up.
+# 16 full groups: at 100 us a row the last one waits 0.4 s. Beyond that the store cannot keep up.
 WAITING_ROW_COUNT_MAX = 4096
 # Rows of failed groups that are in the store at once, each on a connection: half of the smallest
 # pool that uses this, so that the groups after them find one too.
