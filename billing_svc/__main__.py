@@ -57,6 +57,7 @@ async def start(node: Node) -> None:
         for task in background:
             task.cancel()
         await asyncio.gather(*background, return_exceptions=True)
+        await quota.close()
         await redis.aclose()
         await store.close()
 

@@ -12,7 +12,7 @@ from billing_svc.ledger import Billed, Entry, Kind, Usage
 from billing_svc.quota_store import month_of
 from billing_svc.store import Connection, Store, change_balances
 from billing_svc.turn import Turn
-from billing_svc.turn_rows import TURN_COLUMNS, turn_of, update_turns
+from billing_svc.turn_rows import TURN_COLUMNS, lock_turns, turn_of, update_turns
 
 RECONCILE_TURN_COUNT_MAX = 200
 PENDING_EVENT_COUNT_MAX = 500
@@ -74,7 +74,7 @@ class LedgerStore:
         if not reports:
             return Appended(0, 0)
         async with self._store.transaction() as connection:
-            turns = await _lock_turns(connection, {r.usage.turn_id for r in reports})
+            turns = await lock_turns(connection, {r.usage.turn_id for r in reports})
             waiting = [r for r in reports if r.usage.turn_id not in turns]
             await connection.executemany(
                 "INSERT INTO billing.pending_events (turn_id, event, arrive_time)"
@@ -98,7 +98,7 @@ class LedgerStore:
         """Charges events that waited (id -> report) and takes them off the waiting list."""
         async with self._store.transaction() as connection:
             # Another instance may be at the same ones: a second charge would change nothing.
-            turns = await _lock_turns(connection, {r.usage.turn_id for r in reports.values()})
+            turns = await lock_turns(connection, {r.usage.turn_id for r in reports.values()})
             count = await _charge(connection, turns, [r.usage for r in reports.values()], now)
             await _forget(connection, reports)
         return Appended(count, 0)
@@ -170,15 +170,6 @@ class LedgerStore:
                 *(account_id, after_id, turn_id, count_max),
             )
         return list(map(row_of, rows))
-
-
-async def _lock_turns(connection: Connection, turn_ids: Iterable[str]) -> dict[str, Turn]:
-    rows = await connection.fetch(
-        f"SELECT {TURN_COLUMNS} FROM billing.turns"  # noqa: S608 - a constant
-        " WHERE turn_id = ANY($1) ORDER BY turn_id FOR UPDATE",
-        list(turn_ids),
-    )
-    return {row["turn_id"]: turn_of(row) for row in rows}
 
 
 async def _charge(

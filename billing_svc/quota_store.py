@@ -1,33 +1,34 @@
 """Holds in PostgreSQL."""
 
 import datetime as dt
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from billing_svc import quota
+from billing_svc.hold_rows import Held, HoldRow, hold_all
 from billing_svc.prices import Price
-from billing_svc.store import Connection, Store, change_balances
+from billing_svc.store import (
+    GROUP_LOCK_TIMEOUT_MS,
+    Connection,
+    Store,
+    change_balances,
+    store_errors,
+)
 from billing_svc.turn import SettledCounts, Turn
-from billing_svc.turn_rows import TURN_COLUMNS, turn_of, update_turns
+from billing_svc.turn_rows import TURN_COLUMNS, lock_turns, turn_of, update_turns
+from mesh.chassis.group_commit import GroupCommit
 
 SWEEP_TURN_COUNT_MAX = 500
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
-    """Answer to a hold.
+class _Change:
+    """What becomes of a turn at a time."""
 
-    Attributes:
-        outcome: "held", "exhausted", "no_account" or "other_account".
-        held_nanousd: what the turn's hold is worth.
-        available_nanousd: what is left; -1: no limit.
-        expire_time: when the hold ends by itself.
-    """
-
-    outcome: str
-    held_nanousd: int
-    available_nanousd: int
-    expire_time: dt.datetime
+    turn_id: str
+    after: Callable[[Turn], Turn]
+    now: dt.datetime
 
 
 class ExhaustedError(Exception):
@@ -39,10 +40,22 @@ class ExhaustedError(Exception):
 
 
 class QuotaStore:
-    """What the quota RPCs and the sweeper do; each method is one transaction."""
+    """What the quota RPCs and the sweeper do; each method is one transaction.
+
+    Holds, and settlements with releases, are written in groups. Both are repeatable by their turn
+    id, so a group whose answer was lost may be repeated. A hold whose caller has left stands until
+    it expires; a settlement of such a caller counts.
+    """
 
     def __init__(self, store: Store) -> None:
         self._store = store
+        self._holds = GroupCommit("hold", self._hold_all)
+        self._changes = GroupCommit("settle", self._change_all)
+
+    async def close(self) -> None:
+        """Finishes what was asked for."""
+        await self._holds.drain()
+        await self._changes.drain()
 
     async def hold(
         self,
@@ -55,16 +68,19 @@ class QuotaStore:
         now: dt.datetime,
         lifetime: dt.timedelta,
     ) -> Held:
-        """Reserves the amount, or says why not; one round trip (SQL function billing.hold)."""
-        async with self._store.connection() as connection:
-            row = await connection.fetchrow(
-                "SELECT * FROM billing.hold($1, $2, $3, $4, $5, $6, $7, $8, $9, $10)",
-                *(turn_id, account_id, model, price.version),
-                *(price.input_nanousd, price.cached_input_nanousd, price.output_nanousd),
-                *(amount_nanousd, now, now + lifetime),
-            )
-        assert row is not None
-        return Held(row["outcome"], row["held"] or 0, row["available"] or 0, row["expire_time"])
+        """Reserves the amount, or says why not (SQL function billing.hold)."""
+        row = HoldRow(
+            turn_id,
+            account_id,
+            model,
+            price.version,
+            *(price.input_nanousd, price.cached_input_nanousd, price.output_nanousd),
+            amount_nanousd,
+            now,
+            now + lifetime,
+        )
+        with store_errors():
+            return await self._holds.ask(row)
 
     async def extend(
         self,
@@ -76,7 +92,7 @@ class QuotaStore:
     ) -> Turn | None:
         """The turn with its new expiry; None: no such turn. Raises ExhaustedError."""
         async with self._store.transaction() as connection:
-            before = await _locked(connection, turn_id)
+            before = (await lock_turns(connection, [turn_id])).get(turn_id)
             if before is None:
                 return None
             after = quota.extended(before, prompt_count, output_count_max, now + lifetime)
@@ -130,31 +146,43 @@ class QuotaStore:
         return int(status.split()[-1])
 
     async def _change(
-        self, turn_id: str, change: Callable[[Turn], Turn], now: dt.datetime
+        self, turn_id: str, after: Callable[[Turn], Turn], now: dt.datetime
     ) -> Turn | None:
+        with store_errors():
+            return await self._changes.ask(_Change(turn_id, after, now))
+
+    async def _hold_all(self, rows: Sequence[HoldRow]) -> list[Held]:
+        async with self._store.connection() as connection:
+            return await hold_all(connection, rows)
+
+    async def _change_all(self, changes: Sequence[_Change]) -> list[Turn | None]:
+        """The turns after their changes, which are made in the order asked; None: no such turn."""
         async with self._store.transaction() as connection:
-            before = await _locked(connection, turn_id)
-            if before is None:
-                return None
-            after = change(before)
-            if after != before:
-                await update_turns(connection, [after])
+            if len(changes) > 1:
+                await connection.execute(f"SET LOCAL lock_timeout = {GROUP_LOCK_TIMEOUT_MS}")
+            turns = await lock_turns(connection, {change.turn_id for change in changes})
+            answers: list[Turn | None] = []
+            changed: dict[str, Turn] = {}
+            freed: dict[dt.date, dict[str, tuple[int, int]]] = defaultdict(dict)
+            for change in changes:
+                before = turns.get(change.turn_id)
+                after = before and change.after(before)
+                answers.append(after)
+                if before is None or after is None or after == before:
+                    continue
+                turns[after.turn_id] = changed[after.turn_id] = after
+                deltas = freed[month_of(change.now)]
                 delta = after.reserved_nanousd - before.reserved_nanousd
-                await change_balances(connection, {before.account_id: (delta, 0)}, month_of(now))
-            return after
+                deltas[after.account_id] = (deltas.get(after.account_id, (0, 0))[0] + delta, 0)
+            await update_turns(connection, changed.values())
+            for month, deltas in sorted(freed.items()):  # more than one at midnight of the 1st
+                await change_balances(connection, deltas, month)
+        return answers
 
 
 def month_of(now: dt.datetime) -> dt.date:
     """First day of the month in UTC."""
     return now.astimezone(dt.UTC).date().replace(day=1)
-
-
-async def _locked(connection: Connection, turn_id: str) -> Turn | None:
-    row = await connection.fetchrow(
-        f"SELECT {TURN_COLUMNS} FROM billing.turns WHERE turn_id = $1 FOR UPDATE",  # noqa: S608
-        turn_id,
-    )
-    return turn_of(row) if row else None
 
 
 async def _reserve(

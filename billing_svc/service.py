@@ -8,9 +8,10 @@ import grpc
 from prometheus_client import Counter
 
 from billing_svc import checks, quota, settlements, usage_events
+from billing_svc.hold_rows import Held
 from billing_svc.ledger_store import LedgerRow, LedgerStore
 from billing_svc.price_file import PriceFile
-from billing_svc.quota_store import ExhaustedError, Held, QuotaStore
+from billing_svc.quota_store import ExhaustedError, QuotaStore
 from billing_svc.usage_events import BadEventError
 from chatmesh.billing.v1 import billing_pb2 as pb
 from chatmesh.billing.v1 import billing_pb2_grpc

@@ -6,7 +6,7 @@ with it. Lock order everywhere: turns (by id), balances (by account), totals (by
 
 import contextlib
 import datetime as dt
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from typing import TypeAlias
 
 import grpc
@@ -21,6 +21,9 @@ ACQUIRE_TIMEOUT_S = 1.5
 CONNECT_TIMEOUT_S = 1.0
 COMMAND_TIMEOUT_S = 2.5
 RETRY_AFTER_S = 1.0
+# Of a group of writes, for one locked row; then its rows are repeated one by one. Longer than any
+# transaction of ours holds a lock: what takes longer is stuck, and must not hold up all accounts.
+GROUP_LOCK_TIMEOUT_MS = 250
 
 
 class Store:
@@ -48,22 +51,29 @@ class Store:
     @contextlib.asynccontextmanager
     async def connection(self) -> AsyncIterator[Connection]:
         """A connection; MeshError STORE_UNAVAILABLE when there is none, or it fails inside."""
-        try:
+        with store_errors():
             async with postgres.connection_of(self._pool, ACQUIRE_TIMEOUT_S) as connection:
                 yield connection
-        except StoreUnavailableError as error:
-            raise MeshError(
-                grpc.StatusCode.UNAVAILABLE,
-                "STORE_UNAVAILABLE",
-                "The billing store does not answer; try again in a moment.",
-                retry_after_s=RETRY_AFTER_S,
-            ) from error
 
     @contextlib.asynccontextmanager
     async def transaction(self) -> AsyncIterator[Connection]:
         """A transaction, committed at the end, rolled back on an exception."""
         async with self.connection() as connection, connection.transaction():
             yield connection
+
+
+@contextlib.contextmanager
+def store_errors() -> Iterator[None]:
+    """Turns StoreUnavailableError into MeshError STORE_UNAVAILABLE."""
+    try:
+        yield
+    except StoreUnavailableError as error:
+        raise MeshError(
+            grpc.StatusCode.UNAVAILABLE,
+            "STORE_UNAVAILABLE",
+            "The billing store does not answer, or too many wait for it; try again in a moment.",
+            retry_after_s=RETRY_AFTER_S,
+        ) from error
 
 
 async def change_balances(

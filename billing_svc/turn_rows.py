@@ -31,6 +31,13 @@ TURN_COLUMNS = """
     repair_time, create_time
 """
 
+# In the order of the ids, each by the index. A statement with `= ANY($1)` that was prepared while
+# the table was small reads all of it until it is analysed: 300 us a turn where this takes 60.
+_LOCK_TURNS = f"""
+SELECT turn.* FROM (SELECT id FROM unnest($1::text[]) AS id ORDER BY id) AS wanted,
+    LATERAL (SELECT {TURN_COLUMNS} FROM billing.turns WHERE turn_id = wanted.id FOR UPDATE) AS turn
+"""  # noqa: S608 - a constant
+
 _UPDATE_TURN = """
 UPDATE billing.turns SET
     state = $2, amount_nanousd = $3, reserved_nanousd = $4, ledger_nanousd = $5, expire_time = $6,
@@ -70,6 +77,12 @@ def turn_of(row: asyncpg.Record) -> Turn:
         repair_time=row["repair_time"],
         create_time=row["create_time"],
     )
+
+
+async def lock_turns(connection: Connection, turn_ids: Iterable[str]) -> dict[str, Turn]:
+    """The turns of these ids that are there, locked until the transaction ends."""
+    rows = await connection.fetch(_LOCK_TURNS, list(turn_ids))
+    return {row["turn_id"]: turn_of(row) for row in rows}
 
 
 async def update_turns(connection: Connection, turns: Iterable[Turn]) -> None:

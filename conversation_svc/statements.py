@@ -31,6 +31,11 @@ class Request:
     digest: bytes
 
 
+async def name_account(connection: Connection, account_id: str) -> None:
+    """From here on the transaction sees the rows of this account, and no other's."""
+    await connection.execute("SELECT set_config('chatmesh.account_id', $1, true)", account_id)
+
+
 async def claim(
     connection: Connection, account_id: str, request: Request, now: datetime
 ) -> tuple[Thread, int] | None:
@@ -46,8 +51,17 @@ async def claim(
         " VALUES ($1, $2, $3, $4, $5) ON CONFLICT DO NOTHING RETURNING true",
         *(account_id, request.method, request.id, request.digest, now),
     )
-    if taken:
-        return None
+    return None if taken else await answer_of(connection, account_id, request)
+
+
+async def answer_of(
+    connection: Connection, account_id: str, request: Request
+) -> tuple[Thread, int]:
+    """The answer (thread, first position) that a request id was given.
+
+    Raises:
+        RequestReusedError: it was given to something else.
+    """
     row = await connection.fetchrow(
         "SELECT content_digest, answer, first_position FROM conversation.request"
         " WHERE account_id = $1 AND method = $2 AND request_id = $3",
@@ -111,20 +125,10 @@ async def update_thread(
     )
 
 
-async def insert_messages(
-    connection: Connection, account_id: str, before: Thread, messages: Sequence[Message]
-) -> None:
-    """Adds messages behind those that the thread had before."""
-    columns: list[list[Any]] = [[getattr(m, name) for m in messages] for name in _MESSAGE_FIELDS]
-    positions = range(before.message_count + 1, before.message_count + 1 + len(messages))
-    await connection.execute(
-        "INSERT INTO conversation.message (account_id, thread_id, position, content, id, role,"
-        " token_count, turn_id, create_time, finish_reason, model)"
-        " SELECT $1, $2, * FROM unnest($3::int[], $4::text[], $5::text[], $6::smallint[],"
-        " $7::bigint[], $8::text[], $9::timestamptz[], $10::text[], $11::text[])",
-        *(account_id, before.id, list(positions), [_escaped(m.content) for m in messages]),
-        *columns,
-    )
+def columns_of(messages: Sequence[Message]) -> list[list[Any]]:
+    """Messages as the columns that conversation.finish_append takes."""
+    columns = [[getattr(message, name) for message in messages] for name in _MESSAGE_FIELDS]
+    return [[_escaped(message.content) for message in messages], *columns]
 
 
 async def messages_from(

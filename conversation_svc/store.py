@@ -10,9 +10,9 @@ from datetime import datetime
 from typing import Any
 
 import asyncpg
-from ulid import ULID
 
 from conversation_svc import statements
+from conversation_svc.appends import Append, Outcome, append_all
 from conversation_svc.statements import Request
 from conversation_svc.thread import (
     ANSWER_BYTE_COUNT_MAX,
@@ -21,9 +21,9 @@ from conversation_svc.thread import (
     Tail,
     Thread,
     ThreadNotFoundError,
-    appended,
 )
 from mesh.chassis import postgres
+from mesh.chassis.group_commit import GroupCommit
 from mesh.chassis.postgres import Connection
 
 # Connecting and one query are together shorter than the shortest deadline of a caller (2 s for
@@ -31,6 +31,9 @@ from mesh.chassis.postgres import Connection
 CONNECT_TIMEOUT_S = 0.7
 READ_TIMEOUT_S = 1.2
 WRITE_TIMEOUT_S = 2.2
+# Of a group of appends, for a thread that is locked; then they are written one by one. Longer than
+# a transaction of ours takes: what takes longer is stuck, and must not hold up all accounts.
+GROUP_LOCK_TIMEOUT_MS = 250
 # Nobody waits for the purge, and a batch with long threads takes its time.
 PURGE_TIMEOUT_S = 60.0
 
@@ -43,6 +46,7 @@ class Store:
 
     def __init__(self, pool: postgres.Pool) -> None:
         self._pool = pool
+        self._appends = GroupCommit("append", self._append_all)
 
     @classmethod
     async def connect(cls, dsn: str, connection_count_max: int = 8) -> "Store":
@@ -57,7 +61,8 @@ class Store:
         return cls(pool)
 
     async def close(self) -> None:
-        """Closes the connections."""
+        """Finishes the appends that were asked for, and closes the connections."""
+        await self._appends.drain()
         await postgres.close_pool(self._pool)
 
     async def get_thread(self, account_id: str, thread_id: str) -> Thread:
@@ -134,29 +139,18 @@ class Store:
     ) -> tuple[Thread, list[Message]]:
         """Adds the messages of a turn, all or none; the request id becomes their turn id.
 
+        Appends are written in groups. One whose caller has left stands: repeated with its request
+        id, it gets its answer.
+
         Raises:
             ThreadNotFoundError: no such thread, and it is not to be made, or it was deleted.
             RequestReusedError: the request id was used for something else.
         """
-        async with self._transaction(account_id) as connection:
-            done = await statements.claim(connection, account_id, request, now)
-            if done:
-                thread, first = done
-                return thread, await statements.messages_from(
-                    connection, account_id, thread, first, len(new)
-                )
-            if create_if_missing:
-                empty = Thread(thread_id, "", model, create_time=now, update_time=now)
-                await statements.insert_thread(connection, account_id, empty)
-            before = await statements.lock_thread(connection, account_id, thread_id)
-            ids = (f"msg_{ULID.from_datetime(now)}" for _ in new)
-            thread, messages = appended(before, new, ids, turn_id=request.id, model=model, now=now)
-            await statements.insert_messages(connection, account_id, before, messages)
-            await statements.update_thread(connection, account_id, thread)
-            await statements.settle(
-                connection, account_id, request, thread, before.message_count + 1
-            )
-            return thread, messages
+        asked = Append(account_id, thread_id, new, model, request, now, create_if_missing)
+        outcome = await self._appends.ask(asked)
+        if isinstance(outcome, Exception):
+            raise outcome
+        return outcome
 
     async def change_thread(
         self,
@@ -210,7 +204,11 @@ class Store:
     @contextlib.asynccontextmanager
     async def _transaction(self, account_id: str) -> AsyncIterator[Connection]:
         async with postgres.connection_of(self._pool) as connection, connection.transaction():
-            await connection.execute(
-                "SELECT set_config('chatmesh.account_id', $1, true)", account_id
-            )
+            await statements.name_account(connection, account_id)
             yield connection
+
+    async def _append_all(self, appends: Sequence[Append]) -> list[Outcome]:
+        async with postgres.connection_of(self._pool) as connection, connection.transaction():
+            if len(appends) > 1:
+                await connection.execute(f"SET LOCAL lock_timeout = {GROUP_LOCK_TIMEOUT_MS}")
+            return await append_all(connection, appends)

@@ -16,6 +16,7 @@ What two services or more would write alike:
 
 checked_yaml   YAML whose mistakes are told with line, key and remedy
 followed_file  a file that is read again when it changes
+group_commit   what many callers write at once goes to the store together
 files          files that are replaced whole
 pages          page sizes and tokens of lists
 postgres       the pool, and which failures mean that the store is away

@@ -191,6 +191,7 @@ async def test_an_owner_without_power_is_bound_as_well(
         assert await schema.migrate(owner_dsn, [SCHEMA]) == [
             "conversation/001_conversation.sql",
             "conversation/002_background.sql",
+            "conversation/003_groups.sql",
         ]
         owner = await asyncpg.connect(owner_dsn)
         account, thread_id = f"acc_{ULID()}", f"thr_{ULID()}"

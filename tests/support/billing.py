@@ -4,6 +4,7 @@ import contextlib
 import datetime as dt
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Protocol
 
 import asyncpg
 import grpc
@@ -170,7 +171,15 @@ async def metered(dsn: str, folder: Path) -> AsyncIterator[Meter]:
         await store.close()
 
 
-async def check_books(meter: Meter, account: str) -> None:
+class Reader(Protocol):
+    """Reads the store's tables."""
+
+    async def fetch(self, query: str, *arguments: object) -> list[asyncpg.Record]:
+        """Rows."""
+        ...
+
+
+async def check_books(meter: Reader, account: str) -> None:
     """Running totals, balances and turns must be what the ledger and the turns say."""
     ledger = await meter.fetch(
         "SELECT billing.month_of(create_time) AS period, model,"
