@@ -74,11 +74,11 @@ class QueueLimits(BaseSettings):
 
     model_config = SettingsConfigDict(env_prefix="GATEWAY_", frozen=True)
 
-    # Enough for 1,000 turns a second at 30 ms of planning each; more would only be waiting in the
+    # Enough for 1,000 turns a second at 30 ms of planning each; more would only wait in the
     # services behind, each call under its own deadline.
     planning_count_max: int = Field(default=32, ge=1)
     # What would wait longer is refused at once.
-    queue_wait_s_max: float = Field(default=5.0, gt=0, le=60)
+    queue_wait_s_max: float = Field(default=10.0, gt=0, le=60)
     waiting_count_max: int = Field(default=4_096, ge=0)
     account_waiting_count_max: int = Field(default=1_024, ge=0)
     # Share of an account of each tier beside others that wait.

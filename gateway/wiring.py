@@ -62,7 +62,8 @@ class Place:
 def wire(place: Place, channel_to: Callable[[str], grpc.aio.Channel]) -> Services:
     """The servicers over `channel_to(service)`."""
     limits, background = place.limits, place.background
-    queue = FairQueue(place.queue)
+    queue = FairQueue(place.queue, place.pool.is_crowded)
+    place.pool.on_change = queue.advance
     entry = Entry(place.admission, queue)
     billing = Billing(channel_to("billing"))
     conversation = Conversation(channel_to("conversation"))

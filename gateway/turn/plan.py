@@ -135,12 +135,11 @@ class Planner:
                 when it would wait too long for its turn to be planned.
         """
         check(ask, caller.tier, self.limits)
-        async with self.queue.entered(caller.account_id, caller.tier):
-            return await self._planned(ask, caller)
-
-    async def _planned(self, ask: Ask, caller: Caller) -> Plan:
         model = await self.catalogue.find(ask.model)
-        ask = replace(ask, model=model.id)
+        async with self.queue.entered(caller.account_id, caller.tier, model.id):
+            return await self._planned(replace(ask, model=model.id), caller, model)
+
+    async def _planned(self, ask: Ask, caller: Caller, model: ModelInfo) -> Plan:
         thread = await self.threads.open(ask, caller, model)
         context = await self.context.build(model, caller, thread.history, ask.messages)
         async with running(self.safety.screen_prompt(caller, context.screened)) as screening:

@@ -8,7 +8,7 @@ that order gets the request unless it is clearly busier than the least busy one.
 """
 
 import contextlib
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 from hashlib import blake2b
 
@@ -18,6 +18,9 @@ AFFINITY_SLACK = 0.25
 # A request of which no report knows yet counts as this share of a node, so that a burst between
 # two reports (50 ms) does not fall on one node.
 UNREPORTED_COST = 0.02
+# Share of a node's queue beyond which turns wait at the gateways instead, where one queue is fair
+# between accounts. What is left takes up what several gateways send between two reports.
+CROWDED_SHARE = 0.25
 # Requests that run beside each other before a node without KV figures counts as full.
 RUNNING_COUNT_NOMINAL = 64
 
@@ -76,18 +79,16 @@ def pick(
         key: requests of the same key go to the same node while load permits.
         avoid: `NodeState.key` of nodes that just failed this request.
     """
-    able = [
-        node
-        for node in nodes
-        if not node.load.draining
-        and node.key not in avoid
-        and (node.models is None or model in node.models)
-    ]
+    able = [node for node in nodes if node.key not in avoid and _is_able(node, model)]
     if not able:
         return None
     warm = max(able, key=lambda node: _rank(node.name, key))
     idlest = min(able, key=lambda node: (cost(node), -_rank(node.name, key)))
     return warm if cost(warm) <= cost(idlest) + AFFINITY_SLACK else idlest
+
+
+def _is_able(node: NodeState, model: str) -> bool:
+    return not node.load.draining and (node.models is None or model in node.models)
 
 
 def _rank(name: str, key: bytes) -> int:
@@ -99,6 +100,8 @@ class Pool:
 
     def __init__(self) -> None:
         self._nodes: dict[str, NodeState] = {}
+        # Called when the nodes or their loads changed.
+        self.on_change: Callable[[], None] = lambda: None
 
     @property
     def nodes(self) -> tuple[NodeState, ...]:
@@ -110,11 +113,13 @@ class Pool:
         known = {node.key: node for node in self._nodes.values()}
         fresh = (NodeState(name, address) for name, address in addresses.items())
         self._nodes = {node.name: known.get(node.key, node) for node in fresh}
+        self.on_change()
 
     def report(self, name: str, load: Load) -> None:
         """Takes a node's report; one of a node that is gone changes nothing."""
         if node := self._nodes.get(name):
             node.load, node.unreported_count = load, 0
+            self.on_change()
 
     def serves(self, name: str, models: frozenset[str]) -> None:
         """Takes the models of a node."""
@@ -126,6 +131,22 @@ class Pool:
         if node := pick(self._nodes.values(), model, key, avoid):
             node.unreported_count += 1
         return node
+
+    def is_crowded(self, model: str, coming_count: int) -> bool:
+        """Whether the nodes of a model have as many waiting as they should; no node: they have not.
+
+        Args:
+            model: the model.
+            coming_count: turns that are on their way to them.
+        """
+        able = [node for node in self._nodes.values() if _is_able(node, model)]
+        if not all(node.load.queue_depth_max for node in able):
+            return False  # one that names no bound has none, as far as is known
+        room = sum(
+            max(0.0, load.queue_depth_max * CROWDED_SHARE - load.waiting_count - unreported_count)
+            for load, unreported_count in ((node.load, node.unreported_count) for node in able)
+        )
+        return bool(able) and coming_count >= room
 
     def has_other(self, model: str, avoid: Collection[str]) -> bool:
         """Whether a node is left that was not tried."""

@@ -19,6 +19,7 @@ from gateway.admission.rate import RateLimiter
 from gateway.admission.tokens import Tokens
 from gateway.faces.entry import turn_id_of
 from gateway.settings import AdmissionSettings, JwtSettings, QueueLimits
+from gateway.upstreams.pool import Load
 from mesh.chassis.errors import MeshError
 from tests.support.fakes import MODEL, Fakes
 from tests.support.gateway_turns import failed, running_gateway
@@ -180,3 +181,17 @@ async def test_what_is_refused_for_want_of_room_counts_against_no_rate(redis_url
     assert error.code() is grpc.StatusCode.UNAVAILABLE
     assert MeshError.from_rpc(error).retry_after_s == 1.0
     assert after.headers["x-ratelimit-remaining-requests"] == "8"
+
+
+async def test_turns_for_crowded_nodes_wait_at_the_gateway_until_one_has_room():
+    fakes = Fakes()
+    async with running_gateway(fakes) as gateway:
+        gateway.pool.replace({"inference-1": "a", "inference-2": "b"})
+        for name in ("inference-1", "inference-2"):
+            gateway.pool.report(name, Load(waiting_count=9, queue_depth_max=16))
+        waiting = asyncio.ensure_future(gateway.post({}))
+        await asyncio.sleep(0.1)
+        assert not fakes.safety.prompts  # nothing was planned: nothing was screened or held
+        gateway.pool.report("inference-2", Load(waiting_count=1, queue_depth_max=16))
+        assert (await waiting).status == 200
+    assert fakes.inference.pins == ["inference-2"]

@@ -137,7 +137,7 @@ class World:
             context,
             billing,
             background,
-            FairQueue(QueueLimits()),
+            FairQueue(QueueLimits(), pool.is_crowded),
             LIMITS,
         )
         means = Means(

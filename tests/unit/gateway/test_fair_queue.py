@@ -28,12 +28,15 @@ class Bench:
     """Turns that pass a queue, each planned for PLANNING_S."""
 
     def __init__(self, **limits) -> None:
-        self.queue = FairQueue(QueueLimits(**limits))
+        self.crowded: set[str] = set()
+        self.queue = FairQueue(
+            QueueLimits(**limits), lambda model, coming_count: model in self.crowded
+        )
         self.planning_count = self.planning_count_seen = 0
         self.served: list[str] = []
 
-    async def turn(self, account: str, tier: str = "free") -> None:
-        async with self.queue.entered(account, tier):
+    async def turn(self, account: str, tier: str = "free", model: str = "m") -> None:
+        async with self.queue.entered(account, tier, model):
             self.planning_count += 1
             self.planning_count_seen = max(self.planning_count_seen, self.planning_count)
             self.served.append(account)
@@ -98,6 +101,24 @@ def test_accounts_that_wait_are_served_by_the_weights_of_their_tiers(tier, share
     run(work())
 
 
+def test_turns_of_a_crowded_model_wait_and_hold_up_no_other():
+    async def work():
+        bench = Bench(planning_count_max=2)
+        bench.crowded.add("m")
+        waiting = bench.start("a", count=5)
+        await asyncio.sleep(PLANNING_S)
+        assert bench.served == []
+        await bench.turn("b", model="n")
+        assert bench.served == ["b"]
+        bench.crowded.clear()
+        bench.queue.advance()
+        await asyncio.gather(*waiting)
+        assert bench.served == ["b", *"aaaaa"]
+        assert bench.planning_count_seen == 2
+
+    run(work())
+
+
 def test_what_would_wait_too_long_is_refused_at_once_with_the_time_to_wait():
     async def work():
         bench = Bench(planning_count_max=1, queue_wait_s_max=1.0)
@@ -154,7 +175,7 @@ def test_a_wait_that_turns_out_longer_than_it_seemed_ends():
     async def work():
         bench = Bench(planning_count_max=1, queue_wait_s_max=1.0)
         loop = asyncio.get_running_loop()
-        async with bench.queue.entered("stuck", "free"):
+        async with bench.queue.entered("stuck", "free", "m"):
             with pytest.raises(MeshError) as refused:
                 await bench.turn("a")
             assert (refused.value.reason, loop.time()) == ("OVERLOADED", 2.0)
@@ -173,11 +194,16 @@ def test_whoever_leaves_the_queue_leaves_no_trace(seed):
         tasks = []
         for _ in range(300):
             account, tier = rng.choice(["a", "b", "c"]), rng.choice(["free", "pro", "enterprise"])
-            tasks += bench.start(account, tier)
+            tasks.append(asyncio.ensure_future(bench.turn(account, tier, rng.choice("mn"))))
+            if rng.random() < 0.1:
+                bench.crowded ^= {"n"}
+                bench.queue.advance()
             if rng.random() < 0.3:
                 rng.choice(tasks).cancel()
             if rng.random() < 0.5:
                 await asyncio.sleep(rng.choice([0, PLANNING_S / 2, PLANNING_S]))
+        bench.crowded.clear()
+        bench.queue.advance()
         results = await asyncio.gather(*tasks, return_exceptions=True)
         kinds = Counter(type(each).__name__ for each in results)
         assert set(kinds) <= {"NoneType", "CancelledError", "MeshError"}
@@ -187,6 +213,7 @@ def test_whoever_leaves_the_queue_leaves_no_trace(seed):
         assert (queue._planning_count, queue._waiting) == (0, [])
         assert not queue._waiting_count
         assert not queue._next_tag
+        assert not queue._waiting_models
         await asyncio.gather(*bench.start("a", count=9))
 
     run(work())

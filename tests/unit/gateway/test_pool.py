@@ -89,3 +89,21 @@ def test_an_answer_that_ended_early_is_not_counted_on():
     assert node.unreported_count == 0
     with counted(None):
         pass
+
+
+def test_a_model_is_crowded_when_its_nodes_have_enough_waiting():
+    pool, changes = Pool(), []
+    pool.on_change = lambda: changes.append(pool.is_crowded("m", 0))
+    assert not pool.is_crowded("m", 99)  # no node: the turn finds out
+    pool.replace({"inference-1": "a", "inference-2": "b"})
+    pool.report("inference-1", Load(waiting_count=9, queue_depth_max=16))
+    pool.report("inference-2", Load(waiting_count=4, queue_depth_max=16))
+    pool.report("inference-2", Load(waiting_count=2, queue_depth_max=16))
+    assert [pool.is_crowded("m", count) for count in (1, 2)] == [False, True]
+    assert {pool.choose("m", b"k").name for _ in range(2)} == {"inference-2"}
+    assert pool.is_crowded("m", 0)  # of which no report knows yet
+    pool.report("inference-2", Load(waiting_count=5, queue_depth_max=16))
+    pool.serves("inference-1", frozenset({"other"}))
+    pool.report("inference-1", Load(waiting_count=0, queue_depth_max=16))
+    pool.report("inference-2", Load(waiting_count=5))  # one that names no bound has none
+    assert changes == [False, False, True, False, True, True, False]
