@@ -5,6 +5,10 @@
     └── GuardLlm                a guard model on an inference node
 
 A model that gives no answer raises BackendError; what that means is the policy's to say.
+
+    Exception
+    └── BackendError            no answer
+        └── OverloadedError     none in time: too many ask
 """
 
 from collections.abc import Sequence
@@ -15,6 +19,10 @@ from safety_svc.detectors.base import Audience, Finding, PromptFinding, Turn
 
 class BackendError(Exception):
     """No answer: it is away, overloaded, too slow, or said nothing that can be read."""
+
+
+class OverloadedError(BackendError):
+    """It was not asked, or did not come to its turn in time: too many others ask."""
 
 
 class Model(Protocol):

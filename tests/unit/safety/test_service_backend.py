@@ -11,9 +11,8 @@ from prometheus_client import REGISTRY
 
 from chatmesh.content.v1 import content_pb2
 from chatmesh.safety.v1 import safety_pb2 as pb
-from safety_svc.backends.base import Backend, BackendError
+from safety_svc.backends.base import Backend
 from safety_svc.backends.threads import ThreadBackend
-from safety_svc.backends.watched import Watched
 from safety_svc.detectors.base import Audience, Category, Finding, PromptFinding, Turn
 from tests.unit.safety.scanning import edited
 from tests.unit.safety.test_service import (
@@ -69,7 +68,7 @@ LINE = "A line of quite ordinary words, as many as there are. "
 
 
 async def test_the_classifier_decides_with_the_rules(tmp_path: Path) -> None:
-    async with serving(tmp_path, edited(), backend=ThreadBackend(Vowels())) as served:
+    async with serving(tmp_path, edited(), backend=ThreadBackend(Vowels(), 30)) as served:
         verdict = (await served.stub.ScreenPrompt(prompt("Hello", "How!!!!!!!!!"))).verdict
         assert (verdict.action, verdict.category) == (pb.ACTION_BLOCK, pb.CATEGORY_VIOLENCE)
         (finding,) = verdict.findings
@@ -81,7 +80,7 @@ async def test_the_classifier_decides_with_the_rules(tmp_path: Path) -> None:
 
 
 async def test_a_stream_is_halted_by_the_classifier(tmp_path: Path) -> None:
-    async with serving(tmp_path, edited(), backend=ThreadBackend(Vowels())) as served:
+    async with serving(tmp_path, edited(), backend=ThreadBackend(Vowels(), 30)) as served:
         text = LINE * 3 + "No" + "!" * 12 + " and so on. "
         deltas = [delta(text[at : at + 5]) for at in range(0, len(text), 5)]
         *releases, last = await reply(served, start(), *deltas, END)
@@ -95,7 +94,7 @@ async def test_a_stream_is_halted_by_the_classifier(tmp_path: Path) -> None:
 async def test_looks_of_many_streams_go_in_one_batch(tmp_path: Path) -> None:
     model = Vowels()
     model.go.clear()
-    async with serving(tmp_path, edited(), backend=ThreadBackend(model)) as served:
+    async with serving(tmp_path, edited(), backend=ThreadBackend(model, 30)) as served:
         calls = [served.stub.ScreenReply() for _ in range(20)]
         for call in calls:
             await call.write(start())
@@ -122,7 +121,7 @@ async def test_a_failed_classifier_closes_or_opens_as_the_policy_says(
 ) -> None:
     model = Vowels()
     model.broken = failure == "error"
-    backend: Backend = Watched(ThreadBackend(model), 5 if model.broken else 0.01)
+    backend: Backend = ThreadBackend(model, 5 if model.broken else 0.01)
     if failure == "timeout":
         model.go.clear()
     labels = {"backend": "vowels", "cause": failure}
@@ -223,14 +222,3 @@ async def test_the_audit_holds_shadow_and_quotation_when_the_policy_says_so(tmp_
     )
     assert (plain.shadow_action, plain.quotation) == (None, None)
     assert counted(name, direction="prompt", **labels) == before + 1
-
-
-async def test_a_full_queue_is_a_failure_not_a_pile() -> None:
-    model = Vowels()
-    backend = ThreadBackend(model)
-    waiting = [asyncio.create_task(backend.inspect("x", Audience.REPLY)) for _ in range(4_096)]
-    await asyncio.sleep(0)
-    with pytest.raises(BackendError, match="4096 texts wait"):
-        await backend.inspect("x", Audience.REPLY)
-    assert len(await asyncio.gather(*waiting)) == 4_096
-    await backend.close()
