@@ -55,6 +55,7 @@ class ReplySession:
             published.detectors.scanners(Audience.REPLY, acted_on, redacted),
             stride_min=backend.stride_min if backend else 0,
             masking=start.accepts_masks,
+            clears=self._clears,
         )
         self.mask_count = 0
         self._backend_failed = False
@@ -120,6 +121,9 @@ class ReplySession:
         self._due += self.screener.looks()
         self._ask()
         return outcome
+
+    def _clears(self, text: str) -> bool:
+        return self._backend is not None and self._backend.clears(text, Audience.REPLY)
 
     def _ask(self) -> None:
         """Sends looks on their way, as many as may be."""

@@ -31,6 +31,14 @@ class Model(Protocol):
     name: str
     digest: str
 
+    def clears(self, text: str, audience: Audience) -> bool:
+        """True where `inspect_many` would find nothing and that shows within microseconds."""
+        ...
+
+    def clears_conversation(self, turns: Sequence[Turn]) -> bool:
+        """True where `conversation` would find nothing and that shows within microseconds."""
+        ...
+
     def inspect_many(self, texts: Sequence[str], audience: Audience) -> Sequence[Sequence[Finding]]:
         """What is in each text, spans in bytes of it; must be a pure function of each text."""
         ...
@@ -52,6 +60,10 @@ class Backend(Protocol):
     name: str
     digest: str
     stride_min: int
+
+    def clears(self, text: str, audience: Audience) -> bool:
+        """True where `inspect` would find nothing and that shows at once, where it is asked."""
+        ...
 
     async def inspect(self, text: str, audience: Audience) -> Sequence[Finding]:
         """What is in a text, spans in bytes of it; raises BackendError."""

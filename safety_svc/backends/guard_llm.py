@@ -113,6 +113,10 @@ class GuardLlm:
         prompt = f"{model}\n{style}\n{sorted(self._codes.items())}\n{_question('')}"
         self.digest = hashlib.sha256(prompt.encode()).hexdigest()
 
+    def clears(self, text: str, audience: Audience) -> bool:
+        """See `Backend.clears`: every text is asked about."""
+        return False
+
     async def inspect(self, text: str, audience: Audience) -> Sequence[Finding]:
         """See `Backend.inspect`."""
         found = await self._watched([Turn(audience, text)], "look")

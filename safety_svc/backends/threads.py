@@ -8,6 +8,8 @@ Conversations have a thread of their own, so that a long prompt does not hold up
 import itertools
 from collections.abc import Sequence
 
+from prometheus_client import Counter
+
 from safety_svc.backends.base import Model, OverloadedError
 from safety_svc.backends.queue import ModelQueue
 from safety_svc.detectors.base import Audience, Finding, PromptFinding, Turn
@@ -15,6 +17,12 @@ from safety_svc.detectors.base import Audience, Finding, PromptFinding, Turn
 BATCH_TEXT_COUNT_MAX = 64
 # Looks that wait have no bound here: each stream has but a few on their way, see `reply.py`.
 WAITING_CONVERSATION_COUNT_MAX = 256
+
+_cleared = Counter(
+    "chatmesh_safety_first_stage_cleared_total",
+    "Looks and conversations that the classifier's first stage found harmless where they arose.",
+    ["backend", "what"],
+)
 
 _Look = tuple[Audience, str]
 
@@ -31,6 +39,8 @@ class ThreadBackend:
     def __init__(self, model: Model, limit_s: float, stride_min: int = 1) -> None:
         self.name, self.digest, self.stride_min = model.name, model.digest, stride_min
         self._model = model
+        self._cleared_looks = _cleared.labels(self.name, "look")
+        self._cleared_conversations = _cleared.labels(self.name, "conversation")
         self._looks: ModelQueue[_Look, Sequence[Finding]] = ModelQueue(
             self.name,
             "look",
@@ -42,12 +52,22 @@ class ThreadBackend:
             self.name, "conversation", self._converse, batch_count_max=1, limit_s=limit_s
         )
 
+    def clears(self, text: str, audience: Audience) -> bool:
+        """See `Backend.clears`."""
+        clear = self._model.clears(text, audience)
+        if clear:
+            self._cleared_looks.inc()
+        return clear
+
     async def inspect(self, text: str, audience: Audience) -> Sequence[Finding]:
         """See `Backend.inspect`."""
         return await self._looks.ask((audience, text))
 
     async def conversation(self, turns: Sequence[Turn]) -> Sequence[PromptFinding]:
         """See `Backend.conversation`."""
+        if self._model.clears_conversation(turns):
+            self._cleared_conversations.inc()
+            return []
         if self._conversations.waiting_count >= WAITING_CONVERSATION_COUNT_MAX:
             raise OverloadedError(f"{WAITING_CONVERSATION_COUNT_MAX} prompts wait for {self.name}")
         return await self._conversations.ask(turns)

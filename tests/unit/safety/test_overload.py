@@ -43,6 +43,12 @@ class Held:
         if go:
             self.go.set()
 
+    def clears(self, text: str, audience: Audience) -> bool:
+        return False
+
+    def clears_conversation(self, turns: Sequence[Turn]) -> bool:
+        return False
+
     def inspect_many(self, texts: Sequence[str], audience: Audience) -> list[list[Finding]]:
         self.batches.append(list(texts))
         self._work("".join(texts))

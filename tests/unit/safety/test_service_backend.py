@@ -38,6 +38,12 @@ class Vowels:
         self.go.set()
         self.broken = False
 
+    def clears(self, text: str, audience: Audience) -> bool:
+        return False
+
+    def clears_conversation(self, turns: Sequence[Turn]) -> bool:
+        return False
+
     def inspect_many(self, texts: Sequence[str], audience: Audience) -> list[list[Finding]]:
         assert self.go.wait(10)
         if self.broken:
@@ -222,3 +228,35 @@ async def test_the_audit_holds_shadow_and_quotation_when_the_policy_says_so(tmp_
     )
     assert (plain.shadow_action, plain.quotation) == (None, None)
     assert counted(name, direction="prompt", **labels) == before + 1
+
+
+class Clearing(Vowels):
+    """`Vowels` with a first stage; the model itself must not be asked for what that clears."""
+
+    def clears(self, text: str, audience: Audience) -> bool:
+        return "!" not in text
+
+    def clears_conversation(self, turns: Sequence[Turn]) -> bool:
+        return all(self.clears(turn.text, turn.audience) for turn in turns)
+
+
+async def test_what_the_first_stage_clears_reaches_no_thread(tmp_path: Path) -> None:
+    model = Clearing()
+    model.broken = True
+    name = "chatmesh_safety_first_stage_cleared_total"
+    before = [counted(name, backend="vowels", what=what) for what in ("look", "conversation")]
+    backend = ThreadBackend(model, 30)
+    async with serving(tmp_path, edited(), backend=backend) as served:
+        verdict = (await served.stub.ScreenPrompt(prompt("Hello", "How are you?"))).verdict
+        assert verdict.action == pb.ACTION_ALLOW
+        *releases, last = await reply(served, start(), *[delta(LINE, 12)] * 4, END)
+        assert last.cleared.verdict.action == pb.ACTION_ALLOW
+        # One release a delta at most: what its looks let leave goes with it.
+        assert len(releases) <= 4
+        assert all(not row.backend_failed for row in served.store.rows)
+        async with refused(grpc.StatusCode.UNAVAILABLE, "BACKEND_UNAVAILABLE"):
+            await reply(served, start(), delta(LINE * 2 + "No! ", 20), END)
+    after = [counted(name, backend="vowels", what=what) for what in ("look", "conversation")]
+    assert after[0] - before[0] >= 3
+    assert after[1] - before[1] == 1
+    await backend.close()
