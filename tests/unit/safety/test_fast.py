@@ -17,7 +17,7 @@ from safety_svc.detectors.base import Audience, Turn
 from safety_svc.fast import library
 from tests.unit.safety.texts import SIGNS, UNUSUAL, lines, texts
 
-TEXT_COUNT = 24_000
+TEXT_COUNT = 20_000
 # Of natural windows so many are told at once, at least; fewer would make the prefilter useless.
 PLAIN_SHARE_MIN = 0.5
 # Where there is a compiler, a library that is missing is a failure.
