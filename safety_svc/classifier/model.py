@@ -67,6 +67,7 @@ class Classifier:
         self._weights, self._fitted = loaded, loaded.fitted
         self._limits = [_logit(_of(loaded.fitted.exits, document)) for document in (False, True)]
         self.digest = loaded.digest
+        is_plain("")  # makes its table of characters: not at the first look, in the loop
 
     def scores(self, text: str, audience: Audience, *, discount: float = 0.0) -> Scores:
         """Probabilities of the categories for one text, shape [COUNT]; 0 where not judged.

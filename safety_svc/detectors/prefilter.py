@@ -84,8 +84,10 @@ class Prefiltered:
         """See `Scanner.feed`."""
         text = self._word + piece
         findings: list[Finding] = []
-        hints = _ALL if final or len(self._word) >= _WORD_LENGTH_MAX else self._hints(text)
         cut = _last_word(text)
+        # Of a long word only the end is kept: then nobody is asleep.
+        is_long = max(len(text) - cut, len(self._word) + 1) > _WORD_LENGTH_MAX
+        hints = _ALL if final or is_long else self._hints(text)
         if self._awake or hints & self._wakes:
             read = len(self._word)
             for scanner in self._scanners:
@@ -147,8 +149,8 @@ class Prefiltered:
 
 
 def _last_word(text: str) -> int:
-    """Index after the last space of `text`; 0 where there is none."""
-    for index in range(len(text), 0, -1):
+    """Index after the last space of `text`; 0 where there is none, or only before a long word."""
+    for index in range(len(text), max(0, len(text) - _WORD_LENGTH_MAX - 1), -1):
         if text[index - 1].isspace():
             return index
     return 0

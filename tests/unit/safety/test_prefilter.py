@@ -5,9 +5,10 @@ import random
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from safety_svc.detectors.base import Audience, Finding, Open, Scanner
+from safety_svc.detectors.base import Audience, Category, Finding, Open, Scanner
 from safety_svc.detectors.prefilter import Prefiltered
-from tests.unit.safety.scanning import DETECTORS, cut
+from safety_svc.detectors.rulebook import Detectors, house_rules
+from tests.unit.safety.scanning import cut
 from tests.unit.safety.test_detectors import PLACES, TEXTS
 from tests.unit.safety.test_screen import PERSONAL_TEXTS
 from tests.unit.safety.texts import texts
@@ -15,6 +16,9 @@ from tests.unit.safety.texts import texts
 TEXT_COUNT, LENGTH_MAX = 2_000, 400
 # What somebody acts on: nothing; what the shipped policy does; everything.
 HELD = (frozenset[str](), frozenset({"card_number", "secret_format", "street_address"}), None)
+# A word that is a finding by itself.
+TERM = "nightjar"
+DETECTORS = Detectors(house_rules(), {Category.PRIVACY: [TERM]})
 Seen = list[tuple[list[Finding], Open]]
 
 
@@ -57,6 +61,20 @@ def test_any_text_in_any_pieces(text: str, places: list[int]) -> None:
         check([*cut(text, places), ""], held)
         check([*text, ""], held)
     check([text], None)
+
+
+LONG = st.lists(
+    st.sampled_from(["k" * 60, "x" * 43, "x" * 20, TERM, ".", "-", "/", " ", "a@b.de", "4111"]),
+    max_size=8,
+).map("".join)
+
+
+@given(LONG, PLACES)
+@settings(deadline=None, max_examples=200)
+@example("k" * 60 + TERM + "." + "x" * 43 + "yes and", [108, 109])
+def test_long_words(text: str, places: list[int]) -> None:
+    check([*cut(text, places), ""], None)
+    check([*text, ""], None)
 
 
 def test_scanners_sleep_over_ordinary_text() -> None:
