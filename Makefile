@@ -8,7 +8,8 @@ BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt
 SOURCES := pyproject.toml constraints.txt
 SERVICES := gateway safety_svc tokenizer_svc inference_svc conversation_svc billing_svc
-KERNELS := $(wildcard inference_svc/engine/torch/kernels/cpp/* inference_svc/engine/torch/kernels/*.py)
+KERNELS := $(wildcard inference_svc/engine/torch/kernels/cpp/* inference_svc/engine/torch/kernels/*.py \
+  safety_svc/fast/cpp/* safety_svc/fast/*.py mesh/chassis/native*.py)
 LITELLM := litellm[proxy]==1.106.2
 
 help: ## this list
@@ -28,9 +29,10 @@ $(BIN)/python:
 	$(PIP) --quiet --force-reinstall --no-deps opentelemetry-proto
 	@touch $@
 
-# The C++ kernels of the torch engine; without a compiler the engine falls back to plain torch.
+# The C++ of the torch engine and of the safety service; without a compiler both do without.
 .venv/kernels.stamp: .venv/run.stamp $(KERNELS)
 	$(BIN)/python -m inference_svc.engine.torch.kernels.build
+	$(BIN)/python -m safety_svc.fast.build
 	@touch $@
 
 .venv/dev.stamp: .venv/run.stamp .venv/kernels.stamp

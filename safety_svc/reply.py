@@ -2,11 +2,13 @@
 
 Two tasks write: the one that reads the caller, and each look that comes back from the classifier.
 Their order is the order in which the screener decided, because a fair lock is taken in the same
-step. While looks are on their way the stream goes on, up to the window of the policy; beyond
-`PENDING_LOOK_COUNT_MAX` of them the caller is read no further.
+step. While looks are on their way the stream goes on, up to the window of the policy. At most
+`PENDING_LOOK_COUNT_MAX` of them are on their way; beyond that the caller is read no further: so a
+busy classifier slows the streams, and what waits for it is bounded by their number.
 """
 
 import asyncio
+from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable
 
 from chatmesh.safety.v1 import safety_pb2 as pb
@@ -53,12 +55,14 @@ class ReplySession:
             published.detectors.scanners(Audience.REPLY, acted_on, redacted),
             stride_min=backend.stride_min if backend else 0,
             masking=start.accepts_masks,
+            clears=self._clears,
         )
         self.mask_count = 0
         self._backend_failed = False
         self._quoted: list[str] | None = [] if regime.quoting is Quoting.FULL else None
         self._quoted_length = 0
         self._over: asyncio.Future[Halted | Passed] = asyncio.get_running_loop().create_future()
+        self._due: deque[TextWindow] = deque()  # a long delta brings more looks than may be asked
         self._looks: set[asyncio.Task[None]] = set()
         self._came_back = asyncio.Event()
         self._writing = asyncio.Lock()
@@ -114,12 +118,25 @@ class ReplySession:
             outcome = self._delta(request.delta)
         else:
             raise wire.bad("After `start` come deltas and one `end`; open a new stream.", "event")
-        for look in self.screener.looks():
-            task = asyncio.create_task(self._look(look))
-            self._looks.add(task)
-            task.add_done_callback(self._looks.discard)
-            task.add_done_callback(self._failed)
+        self._due += self.screener.looks()
+        self._ask()
         return outcome
+
+    def _clears(self, text: str) -> bool:
+        return self._backend is not None and self._backend.clears(text, Audience.REPLY)
+
+    def _ask(self) -> None:
+        """Sends looks on their way, as many as may be."""
+        while self._due and len(self._looks) < PENDING_LOOK_COUNT_MAX:
+            task = asyncio.create_task(self._look(self._due.popleft()))
+            self._looks.add(task)
+            task.add_done_callback(self._looked)
+            task.add_done_callback(self._failed)
+
+    def _looked(self, task: "asyncio.Task[None]") -> None:
+        self._looks.discard(task)
+        if not self._over.done():
+            self._ask()
 
     def _delta(self, delta: pb.ReplyDelta) -> Outcome | None:
         if not delta.text:

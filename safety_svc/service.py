@@ -12,10 +12,11 @@ from ulid import ULID
 
 from chatmesh.safety.v1 import safety_pb2 as pb
 from chatmesh.safety.v1.safety_pb2_grpc import SafetyServiceServicer
+from mesh.chassis import deadlines
 from mesh.chassis.errors import MeshError
 from safety_svc import wire
 from safety_svc.audit import Audit, Ended, Grounds, Judge, decision
-from safety_svc.backends.base import Backend, BackendError
+from safety_svc.backends.base import Backend, BackendError, OverloadedError
 from safety_svc.classifier.labels import NAME as CLASSIFIER
 from safety_svc.detectors.base import PromptFinding, Turn
 from safety_svc.masking import Mask, TooManyMasksError, prompt_masks
@@ -156,17 +157,18 @@ class SafetyService(SafetyServiceServicer):
     async def _judged(
         self, turns: Sequence[Turn], regime: Regime
     ) -> tuple[Sequence[PromptFinding], Judge]:
-        """What the classifier finds; raises MeshError BACKEND_UNAVAILABLE."""
+        """What the classifier finds; raises MeshError BACKEND_UNAVAILABLE, OVERLOADED."""
         if self._backend is None:
             return [], Judge()
         name, digest = self._backend.name, self._backend.digest
         try:
-            return await self._backend.conversation(turns), Judge(name, digest)
+            return await _in_time(self._backend, turns), Judge(name, digest)
         except BackendError as error:
             closed = regime.unjudged is Failure.CLOSED
             _unjudged.labels(Direction.PROMPT, "refused" if closed else "went_on").inc()
             if closed:
-                raise wire.unjudged() from error
+                overloaded = isinstance(error, OverloadedError)
+                raise (wire.overloaded() if overloaded else wire.unjudged()) from error
             return [], Judge(name, digest, failed=True)
 
     async def _closed(
@@ -235,6 +237,23 @@ class SafetyService(SafetyServiceServicer):
             labels = (row.direction, row.action, row.shadow_action, row.shadow_category)
             _shadow.labels(*labels).inc()
         return row.audit_id
+
+
+async def _in_time(backend: Backend, turns: Sequence[Turn]) -> Sequence[PromptFinding]:
+    """What `backend` finds, if that comes while there is time to pass it on.
+
+    Its work has a limit of its own: what is late has waited for others.
+
+    Raises:
+        BackendError: OverloadedError when it comes too late.
+        MeshError: DEADLINE_TOO_SHORT.
+    """
+    timeout_s = deadlines.timeout_for("the classifier", None, None)
+    try:
+        async with asyncio.timeout(timeout_s):
+            return await backend.conversation(turns)
+    except TimeoutError:
+        raise OverloadedError(f"no turn within {timeout_s} s") from None
 
 
 def _regime(published: Published, subject: pb.Subject) -> Regime:

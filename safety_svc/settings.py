@@ -25,8 +25,9 @@ class BackendKind(StrEnum):
 class Settings(BaseSettings):
     """Read from the environment; SAFETY_ is the prefix of what is ours alone.
 
-    `labels` is a JSON object: labels of the Hugging Face model, or codes of the guard model, and
-    the category that each means.
+    `backend_timeout_ms` is for the classifier at one batch of looks or one conversation; waiting
+    for others is not counted. `labels` is a JSON object: labels of the Hugging Face model, or codes
+    of the guard model, and the category that each means.
     """
 
     model_config = SettingsConfigDict(frozen=True, env_prefix="SAFETY_", protected_namespaces=())

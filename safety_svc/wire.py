@@ -140,3 +140,13 @@ def unjudged() -> MeshError:
         "operator must look at the log of the safety service.",
         retry_after_s=1.0,
     )
+
+
+def overloaded() -> MeshError:
+    """OVERLOADED."""
+    return MeshError(
+        grpc.StatusCode.RESOURCE_EXHAUSTED,
+        "OVERLOADED",
+        "Too many prompts wait for the classifier, so no decision was made. Try again shortly.",
+        retry_after_s=1.0,
+    )

@@ -5,6 +5,10 @@
     └── GuardLlm                a guard model on an inference node
 
 A model that gives no answer raises BackendError; what that means is the policy's to say.
+
+    Exception
+    └── BackendError            no answer
+        └── OverloadedError     none in time: too many ask
 """
 
 from collections.abc import Sequence
@@ -17,11 +21,23 @@ class BackendError(Exception):
     """No answer: it is away, overloaded, too slow, or said nothing that can be read."""
 
 
+class OverloadedError(BackendError):
+    """It was not asked, or did not come to its turn in time: too many others ask."""
+
+
 class Model(Protocol):
     """A classifier in this process. Called from worker threads, from several at once."""
 
     name: str
     digest: str
+
+    def clears(self, text: str, audience: Audience) -> bool:
+        """True where `inspect_many` would find nothing and that shows within microseconds."""
+        ...
+
+    def clears_conversation(self, turns: Sequence[Turn]) -> bool:
+        """True where `conversation` would find nothing and that shows within microseconds."""
+        ...
 
     def inspect_many(self, texts: Sequence[str], audience: Audience) -> Sequence[Sequence[Finding]]:
         """What is in each text, spans in bytes of it; must be a pure function of each text."""
@@ -44,6 +60,10 @@ class Backend(Protocol):
     name: str
     digest: str
     stride_min: int
+
+    def clears(self, text: str, audience: Audience) -> bool:
+        """True where `inspect` would find nothing and that shows at once, where it is asked."""
+        ...
 
     async def inspect(self, text: str, audience: Audience) -> Sequence[Finding]:
         """What is in a text, spans in bytes of it; raises BackendError."""

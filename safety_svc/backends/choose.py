@@ -7,7 +7,6 @@ import grpc
 from safety_svc.backends.base import Backend, BackendError
 from safety_svc.backends.guard_llm import GuardLlm
 from safety_svc.backends.threads import ThreadBackend
-from safety_svc.backends.watched import Watched
 from safety_svc.settings import BackendKind, Settings
 
 
@@ -17,11 +16,7 @@ def chosen(settings: Settings, channel_to: Callable[[str], grpc.aio.Channel]) ->
     Raises:
         BackendError: it cannot be loaded; the message says what to do.
     """
-    backend = _made(settings, channel_to)
-    return None if backend is None else Watched(backend, settings.backend_timeout_ms / 1000)
-
-
-def _made(settings: Settings, channel_to: Callable[[str], grpc.aio.Channel]) -> Backend | None:
+    limit_s = settings.backend_timeout_ms / 1000
     if settings.backend is BackendKind.RULES:
         return None
     if settings.backend is BackendKind.HUGGINGFACE:
@@ -29,12 +24,12 @@ def _made(settings: Settings, channel_to: Callable[[str], grpc.aio.Channel]) -> 
 
         if settings.model_folder is None:
             raise BackendError("SAFETY_MODEL_FOLDER must name the folder of the classifier")
-        return ThreadBackend(HuggingFaceModel(settings.model_folder, settings.labels))
+        return ThreadBackend(HuggingFaceModel(settings.model_folder, settings.labels), limit_s)
     if settings.backend is BackendKind.GUARD_LLM:
         if not settings.guard_model:
             raise BackendError("SAFETY_GUARD_MODEL must name a model of the inference nodes")
         style, codes = settings.guard_style, settings.labels
-        return GuardLlm(channel_to, settings.guard_model, style, codes)
+        return GuardLlm(channel_to, settings.guard_model, limit_s, style, codes)
     from safety_svc.classifier.model import shipped
 
-    return ThreadBackend(shipped())
+    return ThreadBackend(shipped(), limit_s)

@@ -23,6 +23,7 @@ from chatmesh.inference.v1 import inference_pb2, inference_pb2_grpc
 from chatmesh.tokenizer.v1 import tokenizer_pb2, tokenizer_pb2_grpc
 from mesh.chassis.errors import MeshError
 from safety_svc.backends.base import BackendError, latest_first
+from safety_svc.backends.watched import Watch
 from safety_svc.detectors.base import (
     Audience,
     Category,
@@ -86,6 +87,7 @@ class GuardLlm:
     Args:
         channel_to: opens the channel to a service of the mesh.
         model: its id on the inference nodes.
+        limit_s: seconds that it may take for a question; waiting for others' is not counted.
         style: how the question is put.
         codes: what the model's codes mean; empty: those of the style.
     """
@@ -97,6 +99,7 @@ class GuardLlm:
         self,
         channel_to: Callable[[str], grpc.aio.Channel],
         model: str,
+        limit_s: float,
         style: Style = Style.PROMPT,
         codes: Mapping[str, Category] | None = None,
     ) -> None:
@@ -105,13 +108,18 @@ class GuardLlm:
         self._model, self._style = model, style
         self._codes = codes or (OWN_CODES if style is Style.PROMPT else LLAMA_GUARD_CODES)
         self._calls = asyncio.Semaphore(CALL_COUNT_MAX)
+        self._watch = Watch(NAME, limit_s)
         # The node says nothing of its weights: the model's id and the question stand for them.
         prompt = f"{model}\n{style}\n{sorted(self._codes.items())}\n{_question('')}"
         self.digest = hashlib.sha256(prompt.encode()).hexdigest()
 
+    def clears(self, text: str, audience: Audience) -> bool:
+        """See `Backend.clears`: every text is asked about."""
+        return False
+
     async def inspect(self, text: str, audience: Audience) -> Sequence[Finding]:
         """See `Backend.inspect`."""
-        found = await self._ask([Turn(audience, text)])
+        found = await self._watched([Turn(audience, text)], "look")
         end = byte_count(text)
         return [Finding(max(0, end - 1), 0, end, one, NAME, score) for one, score in found]
 
@@ -120,7 +128,8 @@ class GuardLlm:
         kept = latest_first(turns, CONVERSATION_LENGTH_MAX)[::-1]
         if not kept:
             return []
-        found = await self._ask([Turn(turns[index].audience, text) for index, text in kept])
+        asked = [Turn(turns[index].audience, text) for index, text in kept]
+        found = await self._watched(asked, "conversation")
         last, text = kept[-1][0], turns[kept[-1][0]].text
         end = byte_count(text)
         return [
@@ -131,11 +140,15 @@ class GuardLlm:
     async def close(self) -> None:
         """See `Backend.close`."""
 
+    async def _watched(self, turns: Sequence[Turn], what: str) -> list[tuple[Category, float]]:
+        """`_ask` when its turn has come, under the limit."""
+        async with self._calls:
+            return await self._watch.over(self._ask(turns), what)
+
     async def _ask(self, turns: Sequence[Turn]) -> list[tuple[Category, float]]:
         """What the model says of `turns`: (category, score)."""
         try:
-            async with self._calls:
-                return await self._answer(await self._encode(turns))
+            return await self._answer(await self._encode(turns))
         except grpc.aio.AioRpcError as error:
             failure = MeshError.from_rpc(error)
             raise BackendError(f"guard model: {failure.code.name} {failure.reason}") from error

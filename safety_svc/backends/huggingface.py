@@ -60,6 +60,14 @@ class HuggingFaceModel:
         self._multi_label = model.config.problem_type == "multi_label_classification"
         self.digest = _digest(folder)
 
+    def clears(self, text: str, audience: Audience) -> bool:
+        """See `Model.clears`: there is no first stage."""
+        return False
+
+    def clears_conversation(self, turns: Sequence[Turn]) -> bool:
+        """See `Model.clears_conversation`: there is no first stage."""
+        return False
+
     def inspect_many(self, texts: Sequence[str], audience: Audience) -> list[list[Finding]]:
         """See `Model.inspect_many`: each text by its last WINDOW_LENGTH characters."""
         del audience

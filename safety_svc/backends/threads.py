@@ -1,94 +1,87 @@
 """A model in this process, asked by everybody at once.
 
-Looks at streamed answers gather while the model works, and go to it together: one batch costs far
-less than its texts one by one. Conversations have a thread of their own, so that a long prompt does
-not hold up the streams.
+What its first stage clears is answered where it is asked. Other looks at streamed answers gather
+while the model works, and go to it together: one batch costs less than its texts one by one.
+Conversations have a thread of their own, so that a long prompt does not hold up the streams.
 """
 
-import asyncio
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from typing import TypeVar
+import itertools
+from collections.abc import Sequence
 
-from safety_svc.backends.base import BackendError, Model
+from prometheus_client import Counter
+
+from safety_svc.backends.base import Model, OverloadedError
+from safety_svc.backends.queue import ModelQueue
 from safety_svc.detectors.base import Audience, Finding, PromptFinding, Turn
 
 BATCH_TEXT_COUNT_MAX = 64
-WAITING_TEXT_COUNT_MAX = 4_096
+# Looks that wait have no bound here: each stream has but a few on their way, see `reply.py`.
 WAITING_CONVERSATION_COUNT_MAX = 256
 
-T = TypeVar("T")
-_Asked = tuple[str, Audience, "asyncio.Future[Sequence[Finding]]"]
+_cleared = Counter(
+    "chatmesh_safety_first_stage_cleared_total",
+    "Looks and conversations that the classifier's first stage found harmless where they arose.",
+    ["backend", "what"],
+)
+
+_Look = tuple[Audience, str]
 
 
 class ThreadBackend:
-    """Asks `model` in worker threads; make it where a loop runs."""
+    """Asks `model` in worker threads; make it where a loop runs.
 
-    def __init__(self, model: Model, stride_min: int = 1) -> None:
+    Args:
+        model: what is asked.
+        limit_s: seconds that it may take for a batch of looks, or for a conversation.
+        stride_min: fewest characters of an answer between two looks, at least 1.
+    """
+
+    def __init__(self, model: Model, limit_s: float, stride_min: int = 1) -> None:
         self.name, self.digest, self.stride_min = model.name, model.digest, stride_min
         self._model = model
-        self._streams = ThreadPoolExecutor(1, "classify-streams")
-        self._prompts = ThreadPoolExecutor(1, "classify-prompts")
-        self._waiting: list[_Asked] = []
-        self._batching: asyncio.Task[None] | None = None
-        self._conversation_count = 0
+        self._cleared_looks = _cleared.labels(self.name, "look")
+        self._cleared_conversations = _cleared.labels(self.name, "conversation")
+        self._looks: ModelQueue[_Look, Sequence[Finding]] = ModelQueue(
+            self.name,
+            "look",
+            self._inspect,
+            batch_count_max=BATCH_TEXT_COUNT_MAX,
+            limit_s=limit_s,
+        )
+        self._conversations: ModelQueue[Sequence[Turn], Sequence[PromptFinding]] = ModelQueue(
+            self.name, "conversation", self._converse, batch_count_max=1, limit_s=limit_s
+        )
+
+    def clears(self, text: str, audience: Audience) -> bool:
+        """See `Backend.clears`."""
+        clear = self._model.clears(text, audience)
+        if clear:
+            self._cleared_looks.inc()
+        return clear
 
     async def inspect(self, text: str, audience: Audience) -> Sequence[Finding]:
         """See `Backend.inspect`."""
-        if len(self._waiting) >= WAITING_TEXT_COUNT_MAX:
-            raise BackendError(f"{WAITING_TEXT_COUNT_MAX} texts wait for {self.name}")
-        found: asyncio.Future[Sequence[Finding]] = asyncio.get_running_loop().create_future()
-        self._waiting.append((text, audience, found))
-        if self._batching is None or self._batching.done():
-            self._batching = asyncio.create_task(self._batches())
-        return await found
+        return await self._looks.ask((audience, text))
 
     async def conversation(self, turns: Sequence[Turn]) -> Sequence[PromptFinding]:
         """See `Backend.conversation`."""
-        if self._conversation_count >= WAITING_CONVERSATION_COUNT_MAX:
-            raise BackendError(f"{WAITING_CONVERSATION_COUNT_MAX} prompts wait for {self.name}")
-        self._conversation_count += 1
-        try:
-            return await self._in(self._prompts, lambda: self._model.conversation(turns))
-        finally:
-            self._conversation_count -= 1
+        if self._model.clears_conversation(turns):
+            self._cleared_conversations.inc()
+            return []
+        if self._conversations.waiting_count >= WAITING_CONVERSATION_COUNT_MAX:
+            raise OverloadedError(f"{WAITING_CONVERSATION_COUNT_MAX} prompts wait for {self.name}")
+        return await self._conversations.ask(turns)
 
     async def close(self) -> None:
         """See `Backend.close`."""
-        if self._batching:
-            self._batching.cancel()
-            await asyncio.wait([self._batching])
-        self._streams.shutdown(wait=False, cancel_futures=True)
-        self._prompts.shutdown(wait=False, cancel_futures=True)
+        await self._looks.close()
+        await self._conversations.close()
 
-    async def _batches(self) -> None:
-        """Works until nothing waits."""
-        # Who asks within this turn of the loop still gets into the first batch.
-        await asyncio.sleep(0)
-        while self._waiting:
-            audience = self._waiting[0][1]
-            batch = [one for one in self._waiting if one[1] is audience][:BATCH_TEXT_COUNT_MAX]
-            taken = set(map(id, batch))
-            self._waiting = [one for one in self._waiting if id(one) not in taken]
-            await self._answer([one for one in batch if not one[2].done()], audience)
+    def _inspect(self, batch: Sequence[_Look]) -> list[Sequence[Finding]]:
+        found: list[Sequence[Finding]] = []
+        for audience, looks in itertools.groupby(batch, key=lambda look: look[0]):
+            found += self._model.inspect_many([text for _, text in looks], audience)
+        return found
 
-    async def _answer(self, batch: Sequence[_Asked], audience: Audience) -> None:
-        if not batch:
-            return
-        texts = [text for text, _, _ in batch]
-        try:
-            found = await self._in(self._streams, lambda: self._model.inspect_many(texts, audience))
-        except BackendError as error:
-            for _, _, future in batch:
-                if not future.done():
-                    future.set_exception(BackendError(str(error)))
-            return
-        for (_, _, future), findings in zip(batch, found, strict=True):
-            if not future.done():
-                future.set_result(findings)
-
-    async def _in(self, threads: ThreadPoolExecutor, work: Callable[[], T]) -> T:
-        try:
-            return await asyncio.get_running_loop().run_in_executor(threads, work)
-        except Exception as error:  # whatever a model raises, nothing was judged
-            raise BackendError(f"{self.name}: {type(error).__name__}") from error
+    def _converse(self, batch: Sequence[Sequence[Turn]]) -> list[Sequence[PromptFinding]]:
+        return [self._model.conversation(turns) for turns in batch]

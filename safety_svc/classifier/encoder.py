@@ -3,15 +3,18 @@
 After its first layer it says how much doubt there is; where there is hardly any, the work ends.
 """
 
+import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import onnxruntime
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
+
+from safety_svc.fast.library import FastVocabulary, Pieces
 
 # Tokens of one window, the two marks at its ends included, and how many two windows share.
 WINDOW_TOKEN_COUNT, OVERLAP_TOKEN_COUNT = 128, 16
@@ -21,6 +24,13 @@ _START, _END = 101, 102  # [CLS] and [SEP] of the BERT vocabulary
 SETTLED = -20.0
 NO_EXIT = -math.inf  # no doubt is below this limit
 _LEVEL_ERROR = 3
+_NORMALIZER = {
+    "type": "BertNormalizer",
+    "clean_text": True,
+    "handle_chinese_chars": True,
+    "strip_accents": None,
+    "lowercase": True,
+}
 
 
 class Window(NamedTuple):
@@ -60,16 +70,25 @@ class Encoder:
 
     tokenizer: Tokenizer
     session: onnxruntime.InferenceSession
+    fast: FastVocabulary | None = None  # the tokenizer in C++; None where the library is missing
+
+    def pieces(self, text: str) -> Pieces:
+        """The tokens of `text`."""
+        found = self.fast.pieces(text) if self.fast else None
+        if found:
+            return found
+        encoding = self.tokenizer.encode(text, add_special_tokens=False)
+        starts = [start for start, _ in encoding.offsets]
+        return Pieces(encoding.ids, starts, [end for _, end in encoding.offsets])
 
     def windows(self, text: str) -> list[Window]:
         """Cuts `text` into windows that overlap; none for a text without tokens."""
-        encoding = self.tokenizer.encode(text, add_special_tokens=False)
-        ids, offsets = encoding.ids, encoding.offsets
+        ids, starts, ends = self.pieces(text)
         found = []
         for start in range(0, len(ids), CONTENT_TOKEN_COUNT - OVERLAP_TOKEN_COUNT):
             part = ids[start : start + CONTENT_TOKEN_COUNT]
             last = start + len(part) - 1
-            found.append(Window(framed(part), offsets[start][0], offsets[last][1]))
+            found.append(Window(framed(part), starts[start], ends[last]))
             if last + 1 == len(ids):
                 break
         return found
@@ -94,4 +113,13 @@ def load(graph: bytes, tokenizer: str) -> Encoder:
     options.intra_op_num_threads = options.inter_op_num_threads = 1
     options.log_severity_level = _LEVEL_ERROR
     session = onnxruntime.InferenceSession(graph, options, providers=["CPUExecutionProvider"])
-    return Encoder(Tokenizer.from_str(tokenizer), session)
+    return Encoder(Tokenizer.from_str(tokenizer), session, _fast(json.loads(tokenizer)))
+
+
+def _fast(tokenizer: Mapping[str, Any]) -> FastVocabulary | None:
+    """What a tokenizer.json says, for C++; None where it is another than BERT's in lower case."""
+    model, special = tokenizer["model"], [one["content"] for one in tokenizer["added_tokens"]]
+    if (tokenizer["normalizer"], model["type"]) != (_NORMALIZER, "WordPiece"):
+        return None
+    vocabulary: Mapping[str, int] = model["vocab"]
+    return FastVocabulary.open(vocabulary, vocabulary[model["unk_token"]], special)

@@ -44,7 +44,7 @@ _SIGNS = (
 )
 _CODE = dict(zip(_SIGNS.split(), string.ascii_lowercase, strict=True))
 # The commonest words of English, to tell text from what only has letters.
-_COMMON = frozenset(
+COMMON = frozenset(
     [
         "the",
         "of",
@@ -258,4 +258,4 @@ def _letters_only(match: re.Match[str]) -> str:
 def _english(text: str) -> tuple[int, int]:
     """How many of the first words are common English ones, and how many words there are."""
     words = _LETTERS.findall(text[:_LOOK_LENGTH].lower())
-    return sum(map(_COMMON.__contains__, words)), len(words)
+    return sum(map(COMMON.__contains__, words)), len(words)

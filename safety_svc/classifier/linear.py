@@ -1,7 +1,7 @@
 """The first stage: a linear model over hashed n-grams. It knows clearly harmless texts.
 
-Most prompts are ordinary; this stage tells so in about 0.2 ms and spares the encoder. It decides
-nothing else: whatever it is not sure of goes on.
+Most prompts are ordinary; this stage tells so in about 0.2 ms, in C++ 8 µs, and spares the encoder.
+It decides nothing else: whatever it is not sure of goes on.
 """
 
 import math
@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from safety_svc.classifier.features import features, features_of
+from safety_svc.fast.library import FastLinear
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,14 +23,18 @@ class Linear:
         weights: shape [BUCKETS].
         scale: what one step of a weight stands for.
         bias: logit of a text without words.
+        fast: the same weights in C++; None where the library is missing.
     """
 
     weights: NDArray[np.int8]
     scale: float
     bias: float
+    fast: FastLinear | None = None
 
     def score(self, text: str) -> float:
         """How likely `text` is harmful, range [0, 1]."""
+        if self.fast:
+            return self._probability(*self.fast.sum(text))
         return self._score(features(text))
 
     def scores_of(self, text: str, spans: Sequence[tuple[int, int]]) -> list[float]:
@@ -37,9 +42,11 @@ class Linear:
         return [self._score(found) for found in features_of(text, spans)]
 
     def _score(self, found: NDArray[np.int64]) -> float:
-        steps = int(self.weights.take(found).sum(dtype=np.int32))
-        logit = steps * self.scale / math.sqrt(max(1, len(found))) + self.bias
-        return probability(logit)
+        return self._probability(int(self.weights.take(found).sum(dtype=np.int32)), len(found))
+
+    def _probability(self, steps: int, count: int) -> float:
+        """The score of `count` features whose weights add up to `steps`."""
+        return probability(steps * self.scale / math.sqrt(max(1, count)) + self.bias)
 
 
 def probability(logit: float) -> float:

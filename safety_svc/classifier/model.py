@@ -24,7 +24,7 @@ from safety_svc.classifier import weights
 from safety_svc.classifier.encoder import NO_EXIT, Window, WindowScore
 from safety_svc.classifier.labels import CATEGORIES, COUNT, NAME, judged
 from safety_svc.classifier.linear import probability
-from safety_svc.classifier.normalise import plain, readings
+from safety_svc.classifier.normalise import is_plain, plain, readings
 from safety_svc.detectors.base import Audience, Context, Finding, PromptFinding, Turn, byte_count
 
 T = TypeVar("T")
@@ -67,6 +67,7 @@ class Classifier:
         self._weights, self._fitted = loaded, loaded.fitted
         self._limits = [_logit(_of(loaded.fitted.exits, document)) for document in (False, True)]
         self.digest = loaded.digest
+        is_plain("")  # makes its table of characters: not at the first look, in the loop
 
     def scores(self, text: str, audience: Audience, *, discount: float = 0.0) -> Scores:
         """Probabilities of the categories for one text, shape [COUNT]; 0 where not judged.
@@ -77,6 +78,9 @@ class Classifier:
             discount: taken off every logit, at least 0.
         """
         document = audience is Audience.TOOL
+        if is_plain(text):
+            found = self._reading(text.strip(), document, discount)
+            return np.where(_MASKS[audience], found, np.float32(0))
         if len(text) > HEAD_LENGTH_MAX + TAIL_LENGTH_MAX:
             text = f"{text[:HEAD_LENGTH_MAX]}\n{text[-TAIL_LENGTH_MAX:]}"
         first = plain(text)
@@ -84,6 +88,23 @@ class Classifier:
         for other in readings(first):
             found = np.maximum(found, self._reading(other, document, discount))
         return np.where(_MASKS[audience], found, np.float32(0))
+
+    def clears(self, text: str, audience: Audience) -> bool:
+        """True, within microseconds, for a text in which `scores` would find nothing to report.
+
+        False says nothing: so for long texts, and for all where the C++ library is missing.
+        """
+        if not self._weights.linear.fast or len(text) > _SHORT_LENGTH or not is_plain(text):
+            return False
+        gate = _of(self._fitted.gates, audience is Audience.TOOL)
+        return self.first_stage(text.strip()) < gate
+
+    def clears_conversation(self, turns: Sequence[Turn]) -> bool:
+        """True, within microseconds, where `conversation` would find nothing; else False."""
+        parts, together = _parts(turns)
+        texts = [(part.text, part.audience) for part in parts]
+        texts += [(together, Audience.USER)] if together else []
+        return all(self.clears(text, audience) for text, audience in texts)
 
     def inspect(self, text: str, context: Context) -> Sequence[Finding]:
         """See `Detector`: at most one finding for each category, over the whole text."""
@@ -99,31 +120,16 @@ class Classifier:
 
     def judge(self, turns: Sequence[Turn]) -> list[Judged]:
         """Scores of every message that is judged, in no certain order."""
-        users = [index for index, turn in enumerate(turns) if turn.audience is Audience.USER]
-        last = users[-1] if users else -1
-        earlier = [index for index in range(len(turns) - 1, -1, -1) if index != last]
-        found = [self._judged(index, turns[index]) for index in earlier[:OTHER_MESSAGE_COUNT_MAX]]
-        if users:
-            scores = self.scores(turns[last].text, Audience.USER)
-            if len(users) > 1:
-                scores = np.maximum(scores, self._together(turns, users))
-            found.append(Judged(last, scores))
+        parts, together = _parts(turns)
+        found = [
+            Judged(one.message_index, self.scores(one.text, one.audience, discount=one.discount))
+            for one in parts
+        ]
+        if together:
+            scores = self._reading(plain(together), False, _DISCOUNT[Audience.USER])
+            last = found[-1]
+            found[-1] = last._replace(scores=np.maximum(last.scores, scores))
         return found
-
-    def _judged(self, index: int, turn: Turn) -> Judged:
-        """Scores of a message that is not the user's last one."""
-        audience, text = turn
-        if audience is Audience.TOOL:
-            return Judged(index, self.scores(text, audience))
-        text, discount = text[-OTHER_LENGTH_MAX:], _DISCOUNT.get(audience, 0.0)
-        return Judged(index, self.scores(text, audience, discount=discount))
-
-    def _together(self, turns: Sequence[Turn], users: Sequence[int]) -> Scores:
-        """Scores of the user's last messages as one text."""
-        *earlier, last = (turns[index].text for index in users[-1 - _TOGETHER_COUNT :])
-        parts = [*(text[-_TOGETHER_LENGTH:] for text in earlier), last[:_LAST_LENGTH]]
-        text = plain("\n\n".join(parts))
-        return self._reading(text, document=False, discount=_DISCOUNT[Audience.USER])
 
     def _reading(self, text: str, document: bool, discount: float) -> Scores:
         """Scores of one reading: the highest over its parts that are not clearly harmless."""
@@ -182,6 +188,43 @@ class Classifier:
             encoder.look(one, document=document, limit=math.inf) for one in encoder.windows(text)
         ]
         return max((probability(look.doubt) for look in looks), default=0.0)
+
+
+class _Part(NamedTuple):
+    """A message as it is judged."""
+
+    message_index: int
+    text: str
+    audience: Audience
+    discount: float
+
+
+def _parts(turns: Sequence[Turn]) -> tuple[list[_Part], str]:
+    """What is judged of a conversation: its messages, the user's last one as the last part.
+
+    And the user's last messages as one text, before `plain`; empty when there is but one.
+    """
+    users = [index for index, turn in enumerate(turns) if turn.audience is Audience.USER]
+    last = users[-1] if users else -1
+    earlier = [index for index in range(len(turns) - 1, -1, -1) if index != last]
+    parts = [_earlier(index, turns[index]) for index in earlier[:OTHER_MESSAGE_COUNT_MAX]]
+    if users:
+        parts.append(_Part(last, turns[last].text, Audience.USER, 0.0))
+    return parts, _together(turns, users) if len(users) > 1 else ""
+
+
+def _earlier(index: int, turn: Turn) -> _Part:
+    """A message that is not the user's last one."""
+    audience, text = turn
+    if audience is Audience.TOOL:
+        return _Part(index, text, audience, 0.0)
+    return _Part(index, text[-OTHER_LENGTH_MAX:], audience, _DISCOUNT.get(audience, 0.0))
+
+
+def _together(turns: Sequence[Turn], users: Sequence[int]) -> str:
+    """The user's last messages as one text."""
+    *earlier, last = (turns[index].text for index in users[-1 - _TOGETHER_COUNT :])
+    return "\n\n".join([*(text[-_TOGETHER_LENGTH:] for text in earlier), last[:_LAST_LENGTH]])
 
 
 def _of(gates: weights.Gates, document: bool) -> float:

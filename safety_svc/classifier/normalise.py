@@ -9,8 +9,10 @@ after it; a reading that means nothing scores low and does no harm.
 
 import re
 import unicodedata
+from functools import cache
 
 from safety_svc.classifier import encodings
+from safety_svc.fast.library import FastPlain
 
 READING_COUNT_MAX = 6
 # A look at what is decoded: longer hidden texts are cut. Words around it that are kept.
@@ -28,6 +30,7 @@ _LOOKALIKES = str.maketrans(
     "аеорсухіјѕһԁԛԝкмтнвгпАВЕКМНОРСТХУІЈЅαοριντυκχεγωηΑΒΕΖΗΙΚΜΝΟΡΤΥΧıɑɡⅼаᴀʙᴄᴅᴇɢʜɪᴊᴋʟᴍɴᴏᴘʀᴛᴜᴠᴡʏᴢ",
     "aeopcyxijshdqwkmthbrnABEKMHOPCTXYIJSaopivtukxeywnABEZHIKMNOPTYXiaglaabcdeghijklmnoprtuvwyz",
 )
+_LOOKALIKES_FROM = frozenset(map(chr, _LOOKALIKES))
 # Two spaces stay two, and three become two: they part l e t t e r s   s e t   a p a r t.
 _SPACES = re.compile(r"[^\S\n]{3,}|[^\S\n ]")
 _APART_SPACE_COUNT = 3
@@ -37,6 +40,41 @@ _REPEATED = re.compile(r"([^\s\d])\1{4,}")
 # Strokes through letters, and heaps of marks on them; single accents stay.
 _MARK = "\u0300-\u036f\u1ab0-\u1aff\u20d0-\u20ff"
 _MARKS = re.compile(f"[\u0334-\u0338\u0489\u20d2\u20d3\u20d8-\u20ea][{_MARK}]*|[{_MARK}]{{2,}}")
+
+
+# What `is_plain` is told of a character, see Kind in plain.h; and how many are told of.
+_UNKNOWN, _SIGN, _LETTER = range(3)
+_TOLD_COUNT = 0x10000
+# Jamo come together to other characters; marks do so too.
+_JAMO = range(0x1100, 0x1200)
+
+
+def is_plain(text: str) -> bool:
+    """True, quickly, only where `plain(text)` is `text.strip()` and has no `readings`.
+
+    False where the C++ library is missing, and for one look in ten of natural text.
+    """
+    fast = _fast()
+    return fast is not None and fast.is_all(text)
+
+
+@cache
+def _fast() -> FastPlain | None:
+    return FastPlain.open(bytes(map(_told, range(_TOLD_COUNT))), sorted(encodings.COMMON))
+
+
+def _told(code: int) -> int:
+    """A letter or sign that `plain` leaves alone, whatever stands beside it; or unknown."""
+    character = chr(code)
+    category = unicodedata.category(character)
+    if code in _JAMO or category[0] in "MNZC" or character in _LOOKALIKES_FROM:
+        return _UNKNOWN
+    if _INVISIBLE.match(character) or unicodedata.normalize("NFKC", character) != character:
+        return _UNKNOWN
+    if not character.isalpha():
+        return _UNKNOWN if character.isalnum() or character.isspace() else _SIGN
+    lower = character.lower()
+    return _LETTER if len(lower) == 1 and not lower.isascii() else _UNKNOWN
 
 
 def plain(text: str) -> str:

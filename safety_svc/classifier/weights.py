@@ -19,6 +19,7 @@ from safety_svc.classifier import encoder
 from safety_svc.classifier.features import BUCKET_BITS
 from safety_svc.classifier.labels import CATEGORIES, COUNT
 from safety_svc.classifier.linear import Linear
+from safety_svc.fast.library import FastLinear
 
 SHIPPED = Path(__file__).with_name("weights")
 MANIFEST, GRAPH, LINEAR, TOKENIZER = "manifest.json", "encoder.onnx", "linear.npz", "tokenizer.json"
@@ -90,7 +91,9 @@ def load(folder: Path) -> Weights:
         raise ModelError(f"{folder / MANIFEST} is no manifest ({error}): train it anew.") from error
     parts = {name: _checked(folder, name, files) for name in (GRAPH, LINEAR, TOKENIZER)}
     with np.load(io.BytesIO(parts[LINEAR])) as arrays:
-        linear = Linear(arrays["weights"], float(arrays["scale"]), float(arrays["bias"]))
+        values = arrays["weights"]
+        scale, bias = float(arrays["scale"]), float(arrays["bias"])
+    linear = Linear(values, scale, bias, FastLinear.open(values))
     return Weights(
         digest=hashlib.sha256(data).hexdigest(),
         linear=linear,

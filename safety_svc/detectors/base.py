@@ -83,6 +83,9 @@ class Open(NamedTuple):
     weak: int = NOWHERE
 
 
+NOTHING_OPEN = Open()
+
+
 class Turn(NamedTuple):
     """One message of a conversation.
 

@@ -5,9 +5,10 @@ between them, and touches no letter. Random digits of the right length pass abou
 """
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
-from safety_svc.detectors.base import Category, Feed, Finding, Open
+from safety_svc.detectors import prefilter
+from safety_svc.detectors.base import NOTHING_OPEN, Category, Feed, Finding, Open
 from safety_svc.detectors.kinds import CARD_NUMBER
 
 DIGIT_COUNT_MIN, DIGIT_COUNT_MAX = 12, 19
@@ -118,6 +119,28 @@ class CardScanner:
             self._before = text[cut - 1]
             self._feed.cut(cut)
         return findings
+
+    @property
+    def wakes(self) -> int:
+        """See `Sleeper.wakes`."""
+        return prefilter.DIGIT
+
+    def wakes_at(self, words: Sequence[str]) -> bool:
+        """See `Sleeper.wakes_at`."""
+        return False
+
+    def is_idle(self) -> bool:
+        """See `Sleeper.is_idle`."""
+        return not self._feed.text and self.open() == Open()
+
+    def skip(self, context: str, offset: int) -> None:
+        """See `Sleeper.skip`."""
+        self._before = context[-1:]
+        self._feed.base = offset
+
+    def peek(self, word: str, offset: int) -> Open:
+        """See `Sleeper.peek`: there is no digit in it."""
+        return NOTHING_OPEN
 
     def open(self) -> Open:
         """See `Scanner.open`."""

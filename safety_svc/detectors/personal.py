@@ -16,6 +16,7 @@ from safety_svc.detectors import kinds
 from safety_svc.detectors.addresses import MARK, WORDS, addresses
 from safety_svc.detectors.cards import is_card_number
 from safety_svc.detectors.phones import DIGIT_COUNT_MAX, DIGIT_COUNT_MIN, digits_of, phones
+from safety_svc.detectors.prefilter import AT, CAPITAL, COLONS, DIGIT, OPENING
 from safety_svc.detectors.runs import Run, RunKind, RunScanner, Span
 
 # RFC 5321: 64 for the local part, 255 for the domain.
@@ -129,24 +130,27 @@ def _addresses(run: Run) -> Iterator[Span]:
 
 
 RUN_KINDS = (
-    RunKind(_EMAIL_RUN, _emails, frozenset({kinds.EMAIL_ADDRESS}), re.compile("@")),
+    RunKind(_EMAIL_RUN, _emails, frozenset({kinds.EMAIL_ADDRESS}), re.compile("@"), AT),
     RunKind(
         _NUMBER_RUN,
         _numbers,
         frozenset({kinds.PHONE_NUMBER, kinds.US_SSN, kinds.IP_ADDRESS}),
         _NUMBER_MARK,
+        DIGIT | OPENING,
     ),
     RunKind(
         _IPV6_RUN,
         _ipv6,
         frozenset({kinds.IP_ADDRESS}),
         _IPV6_MARK,
+        COLONS,
     ),
     RunKind(
         _IBAN_RUN,
         _ibans,
         frozenset({kinds.IBAN_CODE}),
         _IBAN_MARK,
+        DIGIT,
         _may_be_iban,
         _IBAN_FREE_LENGTH,
     ),
@@ -155,6 +159,7 @@ RUN_KINDS = (
         _addresses,
         frozenset({kinds.STREET_ADDRESS}),
         MARK,
+        DIGIT | CAPITAL,
     ),
 )
 

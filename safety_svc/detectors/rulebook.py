@@ -11,6 +11,7 @@ from mesh.chassis.checked_yaml import Value, parse
 from safety_svc.detectors.base import Audience, Category, Scanner
 from safety_svc.detectors.cards import CardScanner
 from safety_svc.detectors.personal import personal_scanners
+from safety_svc.detectors.prefilter import Prefiltered, Sleeper
 from safety_svc.detectors.secrets import SecretScanner
 from safety_svc.detectors.words import FREE_LENGTH, Lexicon, Pattern, Term, WordScanner
 
@@ -92,12 +93,13 @@ class Detectors:
             redacted: those that are masked.
         """
         free_length = FREE_LENGTH if self._terms.isdisjoint(redacted) else 0
-        return (
+        scanners: tuple[Sleeper, ...] = (
             WordScanner(self._lexicons[audience], free_length),
             SecretScanner(self._allows),
             CardScanner(self._allows),
             *personal_scanners(self._allows, acted_on),
         )
+        return (Prefiltered(scanners),)
 
     def _allows(self, text: str) -> bool:
         if self._allowed is None:

@@ -6,13 +6,14 @@ was cut. Only an unfinished run can still become a finding.
 """
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from safety_svc.detectors.base import Category, Finding, Open
+from safety_svc.detectors import prefilter
+from safety_svc.detectors.base import NOTHING_OPEN, Category, Finding, Open, byte_count
 
 # How much of the text before a run its judge sees: words such as "call me on".
-CONTEXT_LENGTH = 48
+CONTEXT_LENGTH = prefilter.CONTEXT_LENGTH
 
 # (start, end, type), in characters of the run.
 Span = tuple[int, int, str]
@@ -37,6 +38,8 @@ class RunKind:
         types: the types that it finds.
         mark: found in every run with a span, and in few others; in time linear in the text.
         may_begin: False for an unfinished run that cannot become a span any more.
+        wakes: hints of `prefilter.py`, one of which stands in the first word of every run that
+            may hold a span, or may begin one.
         free_length: characters at the beginning of a run that stand before its spans.
     """
 
@@ -44,6 +47,7 @@ class RunKind:
     judge: Callable[[Run], Iterable[Span]]
     types: frozenset[str]
     mark: re.Pattern[str]
+    wakes: int
     may_begin: Callable[[str], bool] = lambda run: True
     free_length: int = 0
 
@@ -88,6 +92,29 @@ class RunScanner:
                     findings.append(self._finding(start, span_start, span_end, end, kind))
         self._forget(cut)
         return findings
+
+    @property
+    def wakes(self) -> int:
+        """See `Sleeper.wakes`: of some kinds any word may be a run, which is held if asked so."""
+        begins_anywhere = not self._kind.wakes & (prefilter.DIGIT | prefilter.OPENING)
+        return self._kind.wakes | (prefilter.ALWAYS if self._holds and begins_anywhere else 0)
+
+    def wakes_at(self, words: Sequence[str]) -> bool:
+        """See `Sleeper.wakes_at`."""
+        return False
+
+    def is_idle(self) -> bool:
+        """See `Sleeper.is_idle`."""
+        return self._unfinished < 0
+
+    def skip(self, context: str, offset: int) -> None:
+        """See `Sleeper.skip`."""
+        self._text, self._next = context, len(context)
+        self._base = offset - byte_count(context)
+
+    def peek(self, word: str, offset: int) -> Open:
+        """See `Sleeper.peek`: no run begins in it that may hold a span."""
+        return NOTHING_OPEN
 
     def open(self) -> Open:
         """See `Scanner.open`."""

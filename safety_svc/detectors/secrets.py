@@ -9,13 +9,15 @@ import itertools
 import math
 import re
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
-from safety_svc.detectors.base import Category, Feed, Finding, Open
+from safety_svc.detectors import prefilter
+from safety_svc.detectors.base import NOTHING_OPEN, Category, Feed, Finding, Open, byte_count
 from safety_svc.detectors.kinds import PRIVATE_KEY, SECRET_ENTROPY, SECRET_FORMAT
 
 BLOB_LENGTH_MAX = 512
 _BLOB = re.compile(rf"[A-Za-z0-9_\-.+/=~]{{1,{BLOB_LENGTH_MAX}}}")
+_LAST_BLOB = re.compile(r"[A-Za-z0-9_\-.+/=~]+$")
 
 # prefix -> what follows it
 _FORMATS = {
@@ -204,6 +206,34 @@ class SecretScanner:
                 findings.append(finding)
         self._feed.cut(cut)
         return findings
+
+    @property
+    def wakes(self) -> int:
+        """See `Sleeper.wakes`."""
+        return prefilter.SECRET
+
+    def wakes_at(self, words: Sequence[str]) -> bool:
+        """See `Sleeper.wakes_at`."""
+        return False
+
+    def is_idle(self) -> bool:
+        """See `Sleeper.is_idle`."""
+        return not self._feed.text and not self._reach and self._pem.start < 0
+
+    def skip(self, context: str, offset: int) -> None:
+        """See `Sleeper.skip`."""
+        self._feed.base = offset
+
+    def peek(self, word: str, offset: int) -> Open:
+        """See `Sleeper.peek`."""
+        if word.isalpha() and word.isascii():  # nearly every word of a text
+            begins = word in _PREFIX_PARTS or _KEY_BEGIN.match(word)
+            return Open(strong=offset) if begins else NOTHING_OPEN
+        blob = _LAST_BLOB.search(word)
+        begin = _open_from(blob.group(), expected=False) if blob else None
+        if blob is None or begin is None:
+            return NOTHING_OPEN
+        return Open(strong=offset + byte_count(word[: blob.start()]) + begin)
 
     def open(self) -> Open:
         """See `Scanner.open`."""

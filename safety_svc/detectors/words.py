@@ -10,11 +10,21 @@ live positions instead of failure links: phrases are short and seldom begin.
 """
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from safety_svc.detectors.base import NOWHERE, Audience, Category, Feed, Finding, Open
+from safety_svc.detectors import prefilter
+from safety_svc.detectors.base import (
+    NOTHING_OPEN,
+    NOWHERE,
+    Audience,
+    Category,
+    Feed,
+    Finding,
+    Open,
+    byte_count,
+)
 from safety_svc.detectors.normalise import INVISIBLE, normalise, unleet
 
 WORD_LENGTH_MAX = 64
@@ -26,6 +36,7 @@ FREE_LENGTH = 3
 UNLESS_REACH_WORDS = 6
 # A word with the invisible characters and combining marks in it, or the end of a sentence.
 _UNIT = re.compile(rf"(?:[^\W_]|[\u0300-\u036f{INVISIBLE}])+|[.!?]")
+_LAST_UNIT = re.compile(r"[^\W_]+$")
 _BREAKS = frozenset(".!?")
 
 
@@ -192,6 +203,37 @@ class WordScanner:
         self._feed.cut(cut)
         return findings
 
+    @property
+    def wakes(self) -> int:
+        """See `Sleeper.wakes`."""
+        return prefilter.WORD
+
+    def wakes_at(self, words: Sequence[str]) -> bool:
+        """See `Sleeper.wakes_at`: only a first word of a phrase changes anything."""
+        first = self._lexicon.root.children
+        for word in map(str.lower, words):
+            if word in first or (not word.isalpha() and unleet(word) in first):
+                return True
+        return False
+
+    def is_idle(self) -> bool:
+        """See `Sleeper.is_idle`."""
+        going_on = self._live or self._waiting or self._stages or self._stops
+        return not (self._feed.text or self._overlong or going_on)
+
+    def skip(self, context: str, offset: int) -> None:
+        """See `Sleeper.skip`."""
+        self._feed.base = offset
+
+    def peek(self, word: str, offset: int) -> Open:
+        """See `Sleeper.peek`."""
+        if word.isalpha():
+            return self._open_word(word, offset)
+        unit = _LAST_UNIT.search(word)
+        if not unit:
+            return NOTHING_OPEN
+        return self._open_word(unit.group(), offset + byte_count(word[: unit.start()]))
+
     def open(self) -> Open:
         """See `Scanner.open`."""
         strong = weak = NOWHERE
@@ -208,15 +250,17 @@ class WordScanner:
             if self._index - stage.last_word <= gap or live_now or self._waiting:
                 weak = min(weak, stage.start)
         if self._feed.text:
-            base = self._feed.base
-            if self._begins(word, self._lexicon.strong_beginnings):
-                if len(self._feed.text) > self._free_length:
-                    strong = min(strong, base)
-                else:
-                    weak = min(weak, base)
-            elif self._begins(word, self._lexicon.weak_beginnings):
-                weak = min(weak, base)
+            one = self._open_word(self._feed.text, self._feed.base)
+            strong, weak = min(strong, one.strong), min(weak, one.weak)
         return Open(strong, weak)
+
+    def _open_word(self, raw: str, offset: int) -> Open:
+        """What the unfinished word `raw` may begin."""
+        word = normalise(raw)
+        if self._begins(word, self._lexicon.strong_beginnings):
+            return Open(strong=offset) if len(raw) > self._free_length else Open(weak=offset)
+        weak = self._begins(word, self._lexicon.weak_beginnings)
+        return Open(weak=offset) if weak else NOTHING_OPEN
 
     @staticmethod
     def _may_go_on(live: _Live, unfinished: str) -> bool:

@@ -137,7 +137,7 @@ async def serve(which: str, backend_name: str) -> None:
     if which == "screened" and backend_name == "classifier":
         from safety_svc.classifier.model import shipped
 
-        backend = ThreadBackend(shipped())
+        backend = ThreadBackend(shipped(), 30)
     with TemporaryDirectory() as folder:
         path = Path(folder) / "policy.yaml"
         path.write_text(POLICY.read_text(encoding="utf-8"), encoding="utf-8")

@@ -22,6 +22,7 @@ TOOLS = (
     "safety_svc/evaluate/",
     "safety_svc/train/",
     "inference_svc/bench.py",
+    "mesh/chassis/native_build.py",
 )
 KEY_PREFIX = "cm:"
 # Set by the process itself, for a library to read.

@@ -8,11 +8,12 @@ import numpy as np
 import pytest
 
 from inference_svc.engine.torch.backend import Step
-from inference_svc.engine.torch.kernels.build import LEVELS, find_compiler
+from inference_svc.engine.torch.kernels.build import LEVELS
 from inference_svc.engine.torch.kernels.library import machine_level, unavailable_reason
 from inference_svc.engine.torch.models.config import ModelConfig, read_config
 from inference_svc.engine.torch.models.numbers import Kind, to_bf16, to_f32, to_int8
 from inference_svc.engine.torch.models.weights import LayerWeights, Matrix
+from mesh.chassis.native_build import find_compiler
 
 BLOCK = 16
 AVAILABLE = () if unavailable_reason() else LEVELS[: LEVELS.index(machine_level()) + 1]

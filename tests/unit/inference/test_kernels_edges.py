@@ -8,8 +8,9 @@ import pytest
 
 from inference_svc.engine.protocol import EngineError
 from inference_svc.engine.torch.kernels import backend as backend_module
-from inference_svc.engine.torch.kernels import build, library
+from inference_svc.engine.torch.kernels import library
 from inference_svc.engine.torch.kernels.backend import KernelsBackend
+from mesh.chassis.native import NativeLibrary
 from tests.unit.inference.kernels_reference import (
     RandomWeights,
     Sequence,
@@ -17,8 +18,6 @@ from tests.unit.inference.kernels_reference import (
     needs_kernels,
     step_of,
 )
-
-FAILS = "#!/bin/sh\necho 'any compiler 1.0'\n[ \"$1\" = --version ]\n"
 
 
 @pytest.fixture
@@ -77,50 +76,12 @@ def test_what_cannot_be_served_is_told(kernels: KernelsBackend) -> None:
             kernels.allocate(count)
 
 
-def test_without_a_compiler_it_is_said_and_no_error(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(build, "find_compiler", lambda: None)
-    assert build.main() == 0
-    assert "pure torch back end will be used" in capsys.readouterr().out
-
-
-def test_a_failing_compiler_is_said_and_stops_nothing(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    compiler = tmp_path / "failing"
-    compiler.write_text(FAILS)
-    compiler.chmod(0o755)
-    monkeypatch.setattr(build, "library_folder", lambda: tmp_path / "kernels")
-    monkeypatch.setattr(build, "find_compiler", lambda: str(compiler))
-    assert build.main() == 0
-    assert "failed with status 1" in capsys.readouterr().out
-    assert not build.library_path().exists()
-
-
 def test_a_missing_or_broken_library_has_a_reason(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(library, "library_path", lambda: tmp_path / "libkernels.so")
+    monkeypatch.setattr(NativeLibrary, "path", lambda self: tmp_path / "libkernels.so")
     assert library.BUILD_COMMAND in library.unavailable_reason()
     library.load.cache_clear()
     (tmp_path / "libkernels.so").write_bytes(b"not a library")
     assert "does not load" in library.unavailable_reason()
     library.load.cache_clear()
-
-
-def test_the_compiler_named_by_cxx_comes_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("CXX", "sh")  # any program that exists
-    assert build.find_compiler() == "sh"
-    monkeypatch.setenv("PATH", "")
-    assert build.find_compiler() is None
-
-
-def test_the_digest_follows_the_sources(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    before = build.library_path()
-    for path in build.SOURCES.iterdir():
-        (tmp_path / path.name).write_bytes(path.read_bytes())
-    monkeypatch.setattr(build, "SOURCES", tmp_path)
-    assert build.library_path() == before
-    (tmp_path / "step.h").write_bytes(b"// changed\n")
-    assert build.library_path() != before

@@ -74,7 +74,7 @@ def test_a_hugging_face_folder_gives_findings_by_its_labels(folder: Path) -> Non
 
 
 async def test_a_hugging_face_folder_reads_a_conversation_window_by_window(folder: Path) -> None:
-    backend = ThreadBackend(model_of(folder))
+    backend = ThreadBackend(model_of(folder), 30)
     text = "é" + "x y " * 400
     found = await backend.conversation([Turn(Audience.USER, "abc"), Turn(Audience.USER, text)])
     await backend.close()
@@ -134,7 +134,7 @@ async def mesh() -> AsyncIterator[tuple[FakeTokenizer, FakeInference, grpc.aio.C
 async def test_a_guard_model_is_asked_in_one_prompt(mesh) -> None:
     tokenizer, node, channel = mesh
     node.scripts = [Script(["unsafe", "\nS4, S6"])]
-    backend = GuardLlm(lambda service: channel, "guard")
+    backend = GuardLlm(lambda service: channel, "guard", 30)
     turns = [Turn(Audience.TOOL, "a page"), Turn(Audience.USER, "and how?")]
     found = await backend.conversation(turns)
     assert [(one.message_index, one.finding.category) for one in found] == [
@@ -153,7 +153,7 @@ async def test_a_guard_model_is_asked_in_one_prompt(mesh) -> None:
 async def test_the_models_own_template_may_make_the_question(mesh) -> None:
     tokenizer, node, channel = mesh
     node.scripts = [Script(["\n\nunsafe\nS9"])]
-    backend = GuardLlm(lambda service: channel, "guard", Style.TEMPLATE)
+    backend = GuardLlm(lambda service: channel, "guard", 30, Style.TEMPLATE)
     (finding,) = await backend.inspect("So mix them.", Audience.REPLY)
     assert (finding.category, finding.start, finding.end) == (Category.ILLICIT_WEAPONS, 0, 12)
     assert [each.content for each in tokenizer.requests[0].messages] == ["So mix them."]
@@ -172,13 +172,13 @@ async def test_an_answer_that_cannot_be_read_is_a_failure(mesh, script, problem)
     _, node, channel = mesh
     node.scripts = [script]
     with pytest.raises(BackendError, match=problem):
-        await GuardLlm(lambda service: channel, "guard").inspect("x", Audience.REPLY)
+        await GuardLlm(lambda service: channel, "guard", 30).inspect("x", Audience.REPLY)
 
 
 async def test_a_guard_model_that_is_away_or_too_small_is_a_failure(mesh) -> None:
     tokenizer, _, channel = mesh
     tokenizer.drop = 1
-    backend = GuardLlm(lambda service: channel, "guard", Style.TEMPLATE)
+    backend = GuardLlm(lambda service: channel, "guard", 30, Style.TEMPLATE)
     with pytest.raises(BackendError, match="no room"):
         await backend.conversation([Turn(Audience.USER, "a"), Turn(Audience.USER, "b")])
     tokenizer.context = 1

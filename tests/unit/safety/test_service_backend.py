@@ -11,9 +11,8 @@ from prometheus_client import REGISTRY
 
 from chatmesh.content.v1 import content_pb2
 from chatmesh.safety.v1 import safety_pb2 as pb
-from safety_svc.backends.base import Backend, BackendError
+from safety_svc.backends.base import Backend
 from safety_svc.backends.threads import ThreadBackend
-from safety_svc.backends.watched import Watched
 from safety_svc.detectors.base import Audience, Category, Finding, PromptFinding, Turn
 from tests.unit.safety.scanning import edited
 from tests.unit.safety.test_service import (
@@ -38,6 +37,12 @@ class Vowels:
         self.go = threading.Event()
         self.go.set()
         self.broken = False
+
+    def clears(self, text: str, audience: Audience) -> bool:
+        return False
+
+    def clears_conversation(self, turns: Sequence[Turn]) -> bool:
+        return False
 
     def inspect_many(self, texts: Sequence[str], audience: Audience) -> list[list[Finding]]:
         assert self.go.wait(10)
@@ -69,7 +74,7 @@ LINE = "A line of quite ordinary words, as many as there are. "
 
 
 async def test_the_classifier_decides_with_the_rules(tmp_path: Path) -> None:
-    async with serving(tmp_path, edited(), backend=ThreadBackend(Vowels())) as served:
+    async with serving(tmp_path, edited(), backend=ThreadBackend(Vowels(), 30)) as served:
         verdict = (await served.stub.ScreenPrompt(prompt("Hello", "How!!!!!!!!!"))).verdict
         assert (verdict.action, verdict.category) == (pb.ACTION_BLOCK, pb.CATEGORY_VIOLENCE)
         (finding,) = verdict.findings
@@ -81,7 +86,7 @@ async def test_the_classifier_decides_with_the_rules(tmp_path: Path) -> None:
 
 
 async def test_a_stream_is_halted_by_the_classifier(tmp_path: Path) -> None:
-    async with serving(tmp_path, edited(), backend=ThreadBackend(Vowels())) as served:
+    async with serving(tmp_path, edited(), backend=ThreadBackend(Vowels(), 30)) as served:
         text = LINE * 3 + "No" + "!" * 12 + " and so on. "
         deltas = [delta(text[at : at + 5]) for at in range(0, len(text), 5)]
         *releases, last = await reply(served, start(), *deltas, END)
@@ -95,7 +100,7 @@ async def test_a_stream_is_halted_by_the_classifier(tmp_path: Path) -> None:
 async def test_looks_of_many_streams_go_in_one_batch(tmp_path: Path) -> None:
     model = Vowels()
     model.go.clear()
-    async with serving(tmp_path, edited(), backend=ThreadBackend(model)) as served:
+    async with serving(tmp_path, edited(), backend=ThreadBackend(model, 30)) as served:
         calls = [served.stub.ScreenReply() for _ in range(20)]
         for call in calls:
             await call.write(start())
@@ -122,7 +127,7 @@ async def test_a_failed_classifier_closes_or_opens_as_the_policy_says(
 ) -> None:
     model = Vowels()
     model.broken = failure == "error"
-    backend: Backend = Watched(ThreadBackend(model), 5 if model.broken else 0.01)
+    backend: Backend = ThreadBackend(model, 5 if model.broken else 0.01)
     if failure == "timeout":
         model.go.clear()
     labels = {"backend": "vowels", "cause": failure}
@@ -225,12 +230,33 @@ async def test_the_audit_holds_shadow_and_quotation_when_the_policy_says_so(tmp_
     assert counted(name, direction="prompt", **labels) == before + 1
 
 
-async def test_a_full_queue_is_a_failure_not_a_pile() -> None:
-    model = Vowels()
-    backend = ThreadBackend(model)
-    waiting = [asyncio.create_task(backend.inspect("x", Audience.REPLY)) for _ in range(4_096)]
-    await asyncio.sleep(0)
-    with pytest.raises(BackendError, match="4096 texts wait"):
-        await backend.inspect("x", Audience.REPLY)
-    assert len(await asyncio.gather(*waiting)) == 4_096
+class Clearing(Vowels):
+    """`Vowels` with a first stage; the model itself must not be asked for what that clears."""
+
+    def clears(self, text: str, audience: Audience) -> bool:
+        return "!" not in text
+
+    def clears_conversation(self, turns: Sequence[Turn]) -> bool:
+        return all(self.clears(turn.text, turn.audience) for turn in turns)
+
+
+async def test_what_the_first_stage_clears_reaches_no_thread(tmp_path: Path) -> None:
+    model = Clearing()
+    model.broken = True
+    name = "chatmesh_safety_first_stage_cleared_total"
+    before = [counted(name, backend="vowels", what=what) for what in ("look", "conversation")]
+    backend = ThreadBackend(model, 30)
+    async with serving(tmp_path, edited(), backend=backend) as served:
+        verdict = (await served.stub.ScreenPrompt(prompt("Hello", "How are you?"))).verdict
+        assert verdict.action == pb.ACTION_ALLOW
+        *releases, last = await reply(served, start(), *[delta(LINE, 12)] * 4, END)
+        assert last.cleared.verdict.action == pb.ACTION_ALLOW
+        # One release a delta at most: what its looks let leave goes with it.
+        assert len(releases) <= 4
+        assert all(not row.backend_failed for row in served.store.rows)
+        async with refused(grpc.StatusCode.UNAVAILABLE, "BACKEND_UNAVAILABLE"):
+            await reply(served, start(), delta(LINE * 2 + "No! ", 20), END)
+    after = [counted(name, backend="vowels", what=what) for what in ("look", "conversation")]
+    assert after[0] - before[0] >= 3
+    assert after[1] - before[1] == 1
     await backend.close()

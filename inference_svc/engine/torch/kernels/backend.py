@@ -14,7 +14,7 @@ import numpy as np
 from inference_svc.engine.protocol import EngineError
 from inference_svc.engine.torch.backend import Step, StepResult
 from inference_svc.engine.torch.kernels import library
-from inference_svc.engine.torch.kernels.build import LEVELS, source_digest
+from inference_svc.engine.torch.kernels.build import KERNELS, LEVELS
 from inference_svc.engine.torch.kernels.library import unavailable_reason
 from inference_svc.engine.torch.machine import MAKER, cpu_facts
 from inference_svc.engine.torch.models.numbers import Array, Kind
@@ -68,7 +68,7 @@ class KernelsBackend:
         self.arithmetic = f"kernels-{self.level}"
         # Not the threads, nor the compiler: every sum has one order, the source's own. But the
         # CPU's maker: AVX-512's estimate of a reciprocal is specified by its error, not its bits.
-        self.arithmetic_facts: tuple[str, ...] = (source_digest(), cpu_facts(MAKER))
+        self.arithmetic_facts: tuple[str, ...] = (KERNELS.source_digest(), cpu_facts(MAKER))
         embedding = np.ascontiguousarray(weights.embedding)
         struct = library.ConfigStruct(
             vocabulary=config.vocabulary_size,

@@ -4,7 +4,7 @@ import ctypes
 import functools
 from ctypes import POINTER, c_float, c_int32, c_int64, c_void_p
 
-from inference_svc.engine.torch.kernels.build import LEVELS, library_path
+from inference_svc.engine.torch.kernels.build import KERNELS, LEVELS
 
 KINDS = {"f32": 0, "bf16": 1, "int8": 2}  # enum Kind in model.h
 BUILD_COMMAND = "python -m inference_svc.engine.torch.kernels.build"
@@ -56,7 +56,7 @@ _SIGNATURES = {
 @functools.cache
 def load() -> ctypes.CDLL:
     """The library; its calls release the GIL. Raises OSError when it is not built."""
-    library = ctypes.CDLL(str(library_path()))
+    library = ctypes.CDLL(str(KERNELS.path()))
     for name, (result, arguments) in _SIGNATURES.items():
         function = getattr(library, name)
         function.restype, function.argtypes = result, arguments
@@ -65,7 +65,7 @@ def load() -> ctypes.CDLL:
 
 def unavailable_reason() -> str:
     """Empty when the kernels can be used, else a sentence for the log."""
-    path = library_path()
+    path = KERNELS.path()
     if not path.exists():
         return f"The kernels are not compiled; {BUILD_COMMAND} compiles them in some seconds."
     try:

@@ -36,6 +36,10 @@ class _ReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Reason.ValueTy
     """No checked policy is loaded."""
     REASON_BACKEND_UNAVAILABLE: _Reason.ValueType  # 4
     """The classifier behind the rules gave no answer, and the policy says that none is a refusal."""
+    REASON_OVERLOADED: _Reason.ValueType  # 5
+    """Too many prompts wait for the classifier: this one was refused at once, or its deadline came
+    before its turn. RetryInfo says when to try again.
+    """
 
 class Reason(_Reason, metaclass=_ReasonEnumTypeWrapper):
     """Reason is the ErrorInfo.reason of every failure of this service, without the prefix REASON_."""
@@ -50,6 +54,10 @@ REASON_NO_POLICY: Reason.ValueType  # 3
 """No checked policy is loaded."""
 REASON_BACKEND_UNAVAILABLE: Reason.ValueType  # 4
 """The classifier behind the rules gave no answer, and the policy says that none is a refusal."""
+REASON_OVERLOADED: Reason.ValueType  # 5
+"""Too many prompts wait for the classifier: this one was refused at once, or its deadline came
+before its turn. RetryInfo says when to try again.
+"""
 Global___Reason: _TypeAlias = Reason  # noqa: Y015
 
 class _Category:

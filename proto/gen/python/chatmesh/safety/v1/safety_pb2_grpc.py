@@ -61,7 +61,7 @@ class SafetyServiceServicer:
 
         Errors: INVALID_ARGUMENT (REASON_BAD_REQUEST), UNAVAILABLE (REASON_AUDIT_UNAVAILABLE: no
         decision without its audit row; REASON_BACKEND_UNAVAILABLE), FAILED_PRECONDITION
-        (REASON_NO_POLICY).
+        (REASON_NO_POLICY), RESOURCE_EXHAUSTED (REASON_OVERLOADED, of ScreenPrompt alone).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

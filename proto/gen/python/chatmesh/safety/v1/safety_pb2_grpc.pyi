@@ -38,7 +38,7 @@ class SafetyServiceStub:
 
     Errors: INVALID_ARGUMENT (REASON_BAD_REQUEST), UNAVAILABLE (REASON_AUDIT_UNAVAILABLE: no
     decision without its audit row; REASON_BACKEND_UNAVAILABLE), FAILED_PRECONDITION
-    (REASON_NO_POLICY).
+    (REASON_NO_POLICY), RESOURCE_EXHAUSTED (REASON_OVERLOADED, of ScreenPrompt alone).
     """
     ScreenReply: _grpc.StreamStreamMultiCallable[_safety_pb2.ScreenReplyRequest, _safety_pb2.ScreenReplyResponse]
     """ScreenReply judges an answer while it streams. The first message is `start`, then deltas,
@@ -60,7 +60,7 @@ class SafetyServiceAsyncStub(SafetyServiceStub):
 
     Errors: INVALID_ARGUMENT (REASON_BAD_REQUEST), UNAVAILABLE (REASON_AUDIT_UNAVAILABLE: no
     decision without its audit row; REASON_BACKEND_UNAVAILABLE), FAILED_PRECONDITION
-    (REASON_NO_POLICY).
+    (REASON_NO_POLICY), RESOURCE_EXHAUSTED (REASON_OVERLOADED, of ScreenPrompt alone).
     """
     ScreenReply: _aio.StreamStreamMultiCallable[_safety_pb2.ScreenReplyRequest, _safety_pb2.ScreenReplyResponse]  # type: ignore[assignment]
     """ScreenReply judges an answer while it streams. The first message is `start`, then deltas,
@@ -85,7 +85,7 @@ class SafetyServiceServicer(metaclass=_abc_1.ABCMeta):
 
         Errors: INVALID_ARGUMENT (REASON_BAD_REQUEST), UNAVAILABLE (REASON_AUDIT_UNAVAILABLE: no
         decision without its audit row; REASON_BACKEND_UNAVAILABLE), FAILED_PRECONDITION
-        (REASON_NO_POLICY).
+        (REASON_NO_POLICY), RESOURCE_EXHAUSTED (REASON_OVERLOADED, of ScreenPrompt alone).
         """
 
     @_abc_1.abstractmethod
