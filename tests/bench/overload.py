@@ -9,6 +9,7 @@ import argparse
 import asyncio
 import contextlib
 import json
+import math
 import signal
 import statistics
 import sys
@@ -32,7 +33,8 @@ from tests.bench.systems import System
 GREEDY_SHARE = 0.5  # of all requests come from one account
 SETTLE_S = 3.0  # at the start of each load: goodput is counted after that
 BIN_S = 0.5  # of the course around the pause
-BACK_SHARE = 0.9  # of the goodput before the pause: it is back
+# Goodput is back when its mean over so long is such a share of what it was before the pause.
+BACK_S, BACK_SHARE = 2.0, 0.9
 
 
 def askers(target_accounts: Sequence[Account]) -> tuple[list[Account], list[float]]:
@@ -210,11 +212,14 @@ def around_pause(
 
 
 def back_after_s(course: Sequence[float], before: float, resumed_s: float) -> float | None:
-    """Seconds from the end of the pause to the first bin with BACK_SHARE of the goodput before."""
-    for number, value in enumerate(course):
-        begin_s = number * BIN_S
-        if begin_s >= resumed_s - 1e-9 and value >= BACK_SHARE * before:
-            return round(begin_s + BIN_S - resumed_s, 2)
+    """Seconds from the end of the pause to where the mean of BACK_S is BACK_SHARE of that before.
+
+    None: not within the load.
+    """
+    width = int(BACK_S / BIN_S)
+    for number in range(math.ceil(resumed_s / BIN_S), len(course) - width + 1):
+        if statistics.mean(course[number : number + width]) >= BACK_SHARE * before:
+            return round(number * BIN_S - resumed_s, 2)
     return None
 
 
@@ -230,7 +235,7 @@ async def run(arguments: argparse.Namespace) -> None:
         result: dict[str, object] = {"bench": "overload", "capacity_turns_per_s": round(peak, 1)}
         if arguments.pause_safety:
             result["pause"] = await pause(system, peak, arguments)
-            print(json.dumps(result["pause"], indent=1))
+            print(f"safety stopped for {arguments.pause_safety} s: {result['pause']}")
         else:
             result["loads"] = await loads(system, peak, arguments)
     print(json.dumps(without_nan(result)))

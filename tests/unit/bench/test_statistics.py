@@ -117,11 +117,11 @@ def test_turns_around_a_pause() -> None:
     assert found["goodput_before_turns_per_s"] == 10.0
     counts = [found[name] for name in ("turns_touched", "recovered", "lost", "refused")]
     assert counts == [3, 1, 1, 1]
-    assert found["back_after_s"] == 1.5
+    assert found["back_after_s"] == 1.0
 
 
 def test_goodput_that_never_comes_back() -> None:
-    assert back_after_s([10, 10, 0, 1, 2], 10, 1.0) is None
+    assert back_after_s([10, 10, 0, 0, 2, 30, 0, 0, 0, 9, 9, 9, 8], 10, 1.0) is None
 
 
 def test_prompts_are_many_distinct_and_in_an_order_of_the_seed() -> None:
