@@ -46,20 +46,20 @@ class Clock:
     """The time that a run may take, and how far it is.
 
     Attributes:
-        end_s: of the monotonic clock.
+        end_s: of the monotonic clock, as all of it.
     """
 
     end_s: float
     begin_s: float
     longest_round_s: float = 0.0
 
-    def room_for_a_round(self) -> bool:
+    def room_for_a_round(self, now_s: float) -> bool:
         """Whether one more round as long as the longest ends in time."""
-        return time.monotonic() + self.longest_round_s < self.end_s
+        return now_s + self.longest_round_s < self.end_s
 
-    def room_to_repeat(self, done: float) -> bool:
+    def room_to_repeat(self, now_s: float, done: float) -> bool:
         """Whether the run, `done` (0 to 1) through, is ahead of its time."""
-        return time.monotonic() - self.begin_s < done * (self.end_s - self.begin_s)
+        return now_s - self.begin_s < done * (self.end_s - self.begin_s)
 
 
 class Run:
@@ -74,7 +74,7 @@ class Run:
     async def rounds(self, cells: tuple[Cell, ...]) -> None:
         """Each system in turn, each cell after the other; the first one is another each time."""
         for number in range(self.arguments.rounds):
-            if not self.clock.room_for_a_round():
+            if not self.clock.room_for_a_round(time.monotonic()):
                 print(f"the time is up after {number} rounds", flush=True)
                 return
             begin = time.monotonic()
@@ -95,7 +95,7 @@ class Run:
             found = await measure(system, self.backend, _for(system, cell), prompts)
             _tell(number, system, cell, found)
             quiet = found.foreign_cores <= FOREIGN_CORES_MAX
-            if quiet or not self.clock.room_to_repeat(done):
+            if quiet or not self.clock.room_to_repeat(time.monotonic(), done):
                 break
         self.results.setdefault((system.name, cell), []).append(found)
 
