@@ -84,7 +84,7 @@ def tables(results: Results, memory_kib: Mapping[str, Mapping[str, float]]) -> s
             if not math.isnan(figures["metered_tokens_per_s"])
         ]
         parts += [
-            f"  {name}: {count} of {figures['whole_answers']} and others: {kind}"
+            f"  {name}: {count} {kind}, beside {figures['whole_answers']} whole answers"
             for name, figures in found.items()
             for kind, count in figures["not_answered"].items()
         ]
