@@ -11,6 +11,7 @@ SERVICES := gateway safety_svc tokenizer_svc inference_svc conversation_svc bill
 KERNELS := $(wildcard inference_svc/engine/torch/kernels/cpp/* inference_svc/engine/torch/kernels/*.py \
   safety_svc/fast/cpp/* safety_svc/fast/*.py mesh/chassis/native*.py)
 LITELLM := litellm[proxy]==1.106.2
+ROUTER := sglang-router==0.3.2
 
 help: ## this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -67,17 +68,24 @@ format: .venv/dev.stamp ## put the sources into the house's format
 proto: .venv/dev.stamp ## compile the contracts into proto/gen/python
 	$(BIN)/python proto/build.py
 
-# The peer of the benchmark gets a venv of its own: its pins are not ours.
+# The peers of the benchmark get venvs of their own: their pins are not ours.
 .venv-bench/litellm.stamp: Makefile tests/bench/litellm-constraints.txt
-	@echo "chatmesh: installing the peer of the benchmark (once)"
+	@echo "chatmesh: installing LiteLLM for the benchmark (once)"
 	$(PYTHON) -m venv .venv-bench
 	@echo '*' > .venv-bench/.gitignore
 	.venv-bench/bin/python -m pip install --disable-pip-version-check \
 	  -c tests/bench/litellm-constraints.txt '$(LITELLM)'
 	@touch $@
 
-bench: .venv/dev.stamp .venv-bench/litellm.stamp ## measure against the LiteLLM proxy (BENCH="--rounds 5" …)
-	$(BIN)/python -m tests.bench.litellm $(BENCH)
+.venv-bench/router.stamp: Makefile tests/bench/router-constraints.txt | .venv-bench/litellm.stamp
+	@echo "chatmesh: installing SGLang's router for the benchmark (once)"
+	$(PYTHON) -m venv .venv-bench/router
+	.venv-bench/router/bin/python -m pip install --disable-pip-version-check \
+	  -c tests/bench/router-constraints.txt '$(ROUTER)'
+	@touch $@
+
+bench: .venv/dev.stamp .venv-bench/router.stamp ## measure turns against LiteLLM and a pure proxy, 10 minutes (BENCH="--against FOLDER" …)
+	$(BIN)/python -m tests.bench $(BENCH)
 
 bench-engine: .venv/dev.stamp ## measure the torch engine against llama.cpp, vLLM and others (BENCH="--rounds 3" …)
 	$(BIN)/python -m tests.bench.engine $(BENCH)

@@ -7,15 +7,13 @@ growth a turn by service and, as the last line, the same as JSON.
 
 import argparse
 import asyncio
-import contextlib
 import json
 import sys
 
-import psutil
 import uvloop
 
-from tests.bench import processes
-from tests.bench.earlier import ROOT, STORES, natural_prompts, running
+from tests.bench import processes, systems
+from tests.bench.prompts import endless
 
 WORK_S = 2.0
 PARALLEL = 64
@@ -35,21 +33,9 @@ async def post(port: int, key: str, body: bytes, path: str) -> bytes:
     return answer
 
 
-def memory_kib(root: psutil.Process) -> dict[str, float]:
-    """Proportional set size of each service: pages that are shared count once."""
-    found: dict[str, float] = {}
-    for one in processes.tree(root):
-        with contextlib.suppress(psutil.NoSuchProcess):
-            command = " ".join(one.cmdline())
-            name = next((store for store in STORES if store in command), "")
-            name = name or (command.split(" -m ")[1].split()[0] if " -m " in command else "other")
-            found[name] = found.get(name, 0.0) + one.memory_full_info().pss / 1024
-    return found
-
-
 async def begin(port: int, key: str, count: int) -> list[str]:
     """Begins background turns; their ids."""
-    prompts, limit, ids = natural_prompts(), asyncio.Semaphore(PARALLEL), list[str]()
+    prompts, limit, ids = endless(0), asyncio.Semaphore(PARALLEL), list[str]()
 
     async def one(prompt: str) -> None:
         body = {
@@ -70,21 +56,23 @@ async def begin(port: int, key: str, count: int) -> list[str]:
 async def run(arguments: argparse.Namespace) -> None:
     """The whole benchmark."""
     slow = {
+        **systems.SIMULATED,
         "INFERENCE_SIMULATED_TOKEN_INTERVAL_MS": str(arguments.interval_ms),
         "INFERENCE_SIMULATED_RUNNING_COUNT_MAX": "4096",
         "INFERENCE_SIMULATED_KV_BLOCK_COUNT": "200000",
     }
-    async with running("detached", sys.executable, ROOT, slow) as copy:
+    systems.WORK.mkdir(parents=True, exist_ok=True)
+    async with systems.chatmesh("detached", slow, accounts_per_tier=1) as copy:
         port = int(copy.target.base_url.rsplit(":", 1)[1].split("/")[0])
-        key = copy.target.api_key
+        key = copy.target.accounts[-1].key
         warm = await begin(port, key, arguments.warm)
         for turn in warm:
             await post(port, key, b"", f"/api/turns/{turn}/cancel")
         await asyncio.sleep(WORK_S)
-        before = memory_kib(copy.root)
+        before = processes.memory_kib(copy.root)
         ids = await begin(port, key, arguments.turns)
         await asyncio.sleep(WORK_S)
-        after = memory_kib(copy.root)
+        after = processes.memory_kib(copy.root)
         grown = {name: round((after[name] - before.get(name, 0)) / len(ids), 2) for name in after}
         for turn in ids:
             await post(port, key, b"", f"/api/turns/{turn}/cancel")

@@ -1,7 +1,7 @@
 """A bare OpenAI-shaped server: the fastest backend that a proxy can stand in front of.
 
 `python tests/bench/mock_openai.py PORT`. Every token is one SSE event, as providers send them;
-all events of an answer are ready bytes. The model "bench-idle" sends one token and then nothing.
+all events of an answer are ready bytes.
 """
 
 import asyncio
@@ -48,13 +48,17 @@ FIRST = delta({"role": "assistant", "content": ""})
 STOP = delta({}, "length")
 DONE = framed(b"data: [DONE]\n\n") + b"0\r\n\r\n"
 
+LISTED = json.dumps({"object": "list", "data": [{"id": "bench", "object": "model"}]}).encode()
+MODELS = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n%s" % (
+    len(LISTED),
+    LISTED,
+)
+
 
 async def answer(body: dict[str, Any], writer: asyncio.StreamWriter) -> None:
     """Streams one answer."""
     count = int(body.get("max_tokens") or body.get("max_completion_tokens") or 16)
     writer.write(HEAD + FIRST + TOKENS[0])
-    if body.get("model") == "bench-idle":
-        await asyncio.Event().wait()
     for sent in range(1, count, len(TOKENS)):
         writer.write(ALL if count - sent >= len(TOKENS) else b"".join(TOKENS[: count - sent]))
         await writer.drain()
@@ -69,6 +73,11 @@ async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
     try:
         while True:
             head = (await reader.readuntil(b"\r\n\r\n")).lower()
+            if head.startswith(b"get "):  # a router asks for health and models
+                writer.write(MODELS)
+                continue
+            if not head.startswith(b"post "):  # it also tries whether this is gRPC
+                break
             length = int(head.split(b"content-length:")[1].split(b"\r\n")[0])
             await answer(json.loads(await reader.readexactly(length)), writer)
     except (asyncio.IncompleteReadError, ConnectionError, asyncio.CancelledError):

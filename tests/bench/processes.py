@@ -11,6 +11,7 @@ from pathlib import Path
 import psutil
 
 STOP_TIMEOUT_S = 60.0
+STORES = ("redis-server", "postgres", "envoy")
 
 
 def free_port() -> int:
@@ -50,6 +51,13 @@ def started(
         child.wait()
 
 
+def alive(root: psutil.Process) -> bool:
+    """Whether a started process runs; one that ended is a zombie until it is waited for."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return bool(root.status() != psutil.STATUS_ZOMBIE)
+    return False
+
+
 def tree(root: psutil.Process) -> list[psutil.Process]:
     """A process and all below it."""
     with contextlib.suppress(psutil.NoSuchProcess):
@@ -57,25 +65,43 @@ def tree(root: psutil.Process) -> list[psutil.Process]:
     return []
 
 
-def cpu_seconds(root: psutil.Process) -> dict[int, float]:
-    """User and system time of each process of a tree, by pid."""
-    result = {}
+def service_of(process: psutil.Process) -> str:
+    """The service that a process of a chatmesh copy runs, by its command line; "other" else."""
+    command = " ".join(process.cmdline())
+    for store in STORES:
+        if store in command:
+            return store
+    _, found, module = command.partition(" -m ")
+    return module.split()[0] if found else "other"
+
+
+def cpu_by_service(root: psutil.Process) -> dict[str, float]:
+    """User and system seconds that each service of a tree has used since its start.
+
+    The kernel counts them in hundredths. Children that ended and were waited for are their
+    parent's.
+    """
+    found: dict[str, float] = {}
     for one in tree(root):
         with contextlib.suppress(psutil.NoSuchProcess):
             times = one.cpu_times()
-            result[one.pid] = times.user + times.system
-    return result
+            spent = times.user + times.system + times.children_user + times.children_system
+            name = service_of(one)
+            found[name] = found.get(name, 0.0) + spent
+    return found
 
 
-def cpu_spent(before: dict[int, float], after: dict[int, float]) -> float:
-    """Seconds that a tree used between two looks."""
-    return sum(seconds - before.get(pid, 0.0) for pid, seconds in after.items())
+def grown(before: dict[str, float], after: dict[str, float]) -> dict[str, float]:
+    """What each service used between two looks; never less than nothing (one may have ended)."""
+    return {name: max(0.0, value - before.get(name, 0.0)) for name, value in after.items()}
 
 
-def rss_bytes(root: psutil.Process) -> int:
-    """Resident memory of a tree (shared pages count in each process)."""
-    total = 0
+def memory_kib(root: psutil.Process) -> dict[str, float]:
+    """Proportional set size of each service: pages that are shared count once, in parts."""
+    found: dict[str, float] = {}
     for one in tree(root):
         with contextlib.suppress(psutil.NoSuchProcess):
-            total += one.memory_info().rss
-    return total
+            pss = one.memory_full_info().pss / 1024
+            name = service_of(one)
+            found[name] = found.get(name, 0.0) + pss
+    return found

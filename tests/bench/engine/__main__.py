@@ -13,9 +13,9 @@ from typing import Any
 
 from tests.bench.engine import features
 from tests.bench.engine.contenders import Burst, Contender, Driver, contenders
-from tests.bench.engine.gate import FOREIGN_CORES_MAX, wait_until_quiet
 from tests.bench.engine.install import install
 from tests.bench.engine.shapes import SHAPES, checkpoint
+from tests.bench.quiet import FOREIGN_CORES_MAX, wait_until_quiet
 
 ROOT = Path(__file__).resolve().parents[3]
 WORK = ROOT / "build" / "bench" / "engine"

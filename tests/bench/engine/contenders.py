@@ -12,8 +12,8 @@ from typing import Any
 
 import psutil
 
-from tests.bench.engine.gate import Watch
 from tests.bench.engine.install import Peers
+from tests.bench.quiet import Watch
 
 ROOT = Path(__file__).resolve().parents[3]
 # 32 requests of 640 tokens of the largest model in bf16, and little more.

@@ -3,6 +3,7 @@
 A foreign process on one of two cores slows every engine that waits at barriers by 20 to 50 times.
 """
 
+import contextlib
 import time
 from pathlib import Path
 
@@ -34,8 +35,9 @@ class Watch:
         for root in self._roots:
             # Children that ended are in their parent's account.
             for process in [root, *root.children(recursive=True)]:
-                times = process.cpu_times()
-                own += times.user + times.system + times.children_user + times.children_system
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    times = process.cpu_times()
+                    own += times.user + times.system + times.children_user + times.children_system
         return own
 
     def __enter__(self) -> "Watch":
