@@ -6,6 +6,7 @@ number of gateways share it.
 """
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +18,8 @@ from gateway import errors
 from gateway.errors import public
 from gateway.settings import AdmissionSettings
 from mesh.chassis.errors import MeshError
+from mesh.chassis.group_commit import GroupCommit
+from mesh.chassis.postgres import StoreUnavailableError
 
 KEY_PREFIX = "cm:rate:"
 MINUTE_US = 60_000_000
@@ -83,8 +86,10 @@ class RateLimiter:
     """Counts requests of accounts."""
 
     def __init__(self, client: "redis.asyncio.Redis", settings: AdmissionSettings) -> None:
-        self._script = client.register_script(SCRIPT)
+        self._client, self._script = client, client.register_script(SCRIPT)
         self._settings = settings
+        # On one connection, however many come at once.
+        self._group: GroupCommit[tuple[str, int], list[int]] = GroupCommit("rate", self._take_all)
 
     async def take(self, account_id: str, tier: str) -> Allowance | None:
         """Takes one request; None where no limit applies.
@@ -97,18 +102,39 @@ class RateLimiter:
         if limit is None:
             return None
         try:
-            async with asyncio.timeout(self._settings.rate_timeout_s):
-                answer: Any = await self._script(
-                    keys=[KEY_PREFIX + account_id], args=[MINUTE_US // limit, limit]
-                )
-        except (redis.exceptions.RedisError, OSError, TimeoutError) as error:
+            # A round trip that was under way, and the one after it.
+            async with asyncio.timeout(2 * self._settings.rate_timeout_s):
+                answer = await self._group.ask((KEY_PREFIX + account_id, limit))
+        except (redis.exceptions.RedisError, OSError, StoreUnavailableError) as error:
             self._without_redis(tier, error)
             return None
-        allowed, remaining, wait_us, reset_us = map(int, answer)
+        allowed, remaining, wait_us, reset_us = answer
         allowance = Allowance(limit, remaining, wait_us / US, reset_us / US)
         if not allowed:
             raise RateExceededError(tier, allowance)
         return allowance
+
+    async def _take_all(self, rows: Sequence[tuple[str, int]]) -> list[list[int]]:
+        """Takes a request of each account named, in one round trip.
+
+        Raises:
+            redis.exceptions.RedisError, OSError: Redis is away, TimeoutError among them.
+        """
+        async with asyncio.timeout(self._settings.rate_timeout_s):
+            answers = await self._asked(rows)
+            if any(isinstance(each, redis.exceptions.NoScriptError) for each in answers):
+                await self._client.script_load(SCRIPT)  # none was run
+                answers = await self._asked(rows)
+        for answer in answers:
+            if isinstance(answer, Exception):
+                raise answer
+        return [[int(number) for number in answer] for answer in answers]
+
+    async def _asked(self, rows: Sequence[tuple[str, int]]) -> list[Any]:
+        async with self._client.pipeline(transaction=False) as pipeline:
+            for key, limit in rows:
+                pipeline.evalsha(self._script.sha, 1, key, MINUTE_US // limit, limit)
+            return await pipeline.execute(raise_on_error=False)
 
     def _without_redis(self, tier: str, error: Exception) -> None:
         log.warning("rate_unknown", tier=tier, error=type(error).__name__)

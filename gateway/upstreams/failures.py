@@ -29,6 +29,7 @@ REASONS = {
     ("tokenizer", "TEMPLATE_FAILED"): errors.INVALID_PARAMETER,
     ("safety", "AUDIT_UNAVAILABLE"): errors.SERVICE_UNAVAILABLE,
     ("safety", "NO_POLICY"): errors.SERVICE_UNAVAILABLE,
+    ("safety", "OVERLOADED"): errors.OVERLOADED,
     ("inference", "MODEL_NOT_FOUND"): errors.MODEL_NOT_FOUND,
     ("inference", "PROMPT_TOO_LONG"): errors.CONTEXT_LENGTH_EXCEEDED,
     ("inference", "REQUEST_TOO_LARGE"): errors.CONTEXT_LENGTH_EXCEEDED,

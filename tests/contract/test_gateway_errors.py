@@ -42,6 +42,7 @@ def test_the_tables_name_every_reason_of_the_contract():
         ("safety", "ScreenPrompt", grpc.StatusCode.FAILED_PRECONDITION, "NO_POLICY", 503,
          "SERVICE_UNAVAILABLE", None),
         ("inference", "Generate", SPENT, "QUEUE_FULL", 503, "OVERLOADED", None),
+        ("safety", "ScreenPrompt", SPENT, "OVERLOADED", 503, "OVERLOADED", None),
         ("inference", "Generate", SPENT, "DEADLINE_UNREACHABLE", 503, "OVERLOADED", None),
         ("inference", "Generate", SPENT, "REQUEST_TOO_LARGE", 400, "CONTEXT_LENGTH_EXCEEDED",
          "messages"),
