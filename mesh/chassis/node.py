@@ -15,6 +15,7 @@ import uvloop
 from chatmesh.mesh.v1 import mesh_pb2
 from mesh.chassis import bootstrap, identity, lease, telemetry
 from mesh.chassis.channel import MeshChannel, open_xds_channel
+from mesh.chassis.loop_lag import watch_loop_lag
 from mesh.chassis.server import MeshServer, Registration
 from mesh.chassis.settings import NodeSettings
 
@@ -149,7 +150,10 @@ async def joined(settings: NodeSettings) -> AsyncIterator[Node]:
     node = Node(settings, own, held)
     _stop_on_signals(node)
     async with _background(
-        held.keep(), _renew_or_stop(settings, own, node), _drain_when_asked(held, node)
+        held.keep(),
+        _renew_or_stop(settings, own, node),
+        _drain_when_asked(held, node),
+        watch_loop_lag(),
     ):
         async with asyncio.timeout(READY_TIMEOUT_S):
             await held.ready.wait()
