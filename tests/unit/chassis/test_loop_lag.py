@@ -21,8 +21,7 @@ async def test_a_loop_that_is_held_up_is_seen_to_be_late():
     watching = asyncio.create_task(watch_loop_lag())
     await asyncio.sleep(INTERVAL_S / 2)
     time.sleep(3 * INTERVAL_S)  # noqa: ASYNC251 - it is what is tested
-    while seen()[0] == count:
-        await asyncio.sleep(INTERVAL_S / 10)
+    await asyncio.sleep(2 * INTERVAL_S)  # it was held up at once, and is measured at once
     watching.cancel()
     with contextlib.suppress(asyncio.CancelledError):
         await watching
