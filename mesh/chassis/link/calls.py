@@ -60,7 +60,9 @@ class LinkCall(Waiting, grpc.aio.Call):
         self._initial: Metadata | None = None
         self._end: link_pb2.End | None = None
         self._callbacks: list[Callable[[Any], None]] = []
-        # What a second try sends again; None: the answer began, there is none.
+        # Of the server's: there is no second try.
+        self._is_answered = False
+        # What a second try sends again; None: too much to keep, there is none.
         self._sent: list[bytes] | None = []
         self._sent_bytes = self._retry_count = self._refusal_count = 0
         self._is_half_closed = False
@@ -75,14 +77,18 @@ class LinkCall(Waiting, grpc.aio.Call):
 
     def began(self, metadata: Metadata) -> None:
         """See Sink."""
-        self._sent, self._initial = None, metadata
+        self._initial = metadata
+        self._note_answer()
         self.wake()
 
     def progressed(self) -> None:
         """See Sink."""
         if self._attempt.messages:
-            self._sent = None
+            self._note_answer()
         self.wake()
+
+    def _note_answer(self) -> None:
+        self._is_answered, self._sent = True, None
 
     def ended(self, ended: link_pb2.End) -> None:
         """See Sink: tries again, or tells the caller."""
@@ -139,6 +145,8 @@ class LinkCall(Waiting, grpc.aio.Call):
     def _stop(self, ended: link_pb2.End) -> None:
         """Ends the call from this side."""
         if self._end is None:
+            if ended is EXPIRED:
+                self._links.note_end(self._name, is_ok=False)
             self._attempt.cancel()
             self._attempt.messages.clear()
             self._conclude(ended)
@@ -177,7 +185,7 @@ class LinkCall(Waiting, grpc.aio.Call):
 
     async def initial_metadata(self) -> grpc.aio.Metadata:
         """What the server sent first; empty when it sent none before its first message or end."""
-        while self._initial is None and self._end is None and not self._attempt.messages:
+        while not self._is_answered and self._end is None:
             await self.wait()
         return grpc.aio.Metadata(*(self._initial or ()))
 
