@@ -13,8 +13,8 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 
 from chatmesh.mesh.v1 import mesh_pb2
 from mesh.chassis import deadlines
-from mesh.chassis.link.calls import KINDS
 from mesh.chassis.link.client import Ask
+from mesh.chassis.link.kinds import KINDS
 from mesh.chassis.link.links import Instances, Links
 
 # Deadlines of the RDS route are 1-2 s short in C-core (grpc/grpc#34547), so that they are only a

@@ -13,6 +13,7 @@ client   a link's client end
 links    the links to the instances of a service, and the choice among them
 outliers instances that fail                               pure
 calls    what a caller holds: a grpc.aio.Call, with its second tries
+kinds    the four kinds of them
 plain    a second try without a link
 server   a link's server end
 context  what a servicer holds: a grpc.aio.ServicerContext

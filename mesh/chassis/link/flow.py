@@ -4,7 +4,6 @@ HTTP/2 has the same in its streams (RFC 9113, section 5.2); here a message costs
 hand-over between threads and no wake-up of its own.
 """
 
-from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
 
@@ -39,6 +38,16 @@ class Sink(Protocol):
         """The call is over, whoever ended it; nothing is heard of it after this."""
 
 
+class _Nobody:
+    def began(self, metadata: Metadata) -> None: ...
+    def progressed(self) -> None: ...
+    def ended(self, ended: link_pb2.End) -> None: ...
+
+
+# Hears of calls that are over: they hold their owners no more, which hold them.
+NOBODY = _Nobody()
+
+
 class Flow:
     """One call at one end. `mux` sends what it queues and hands it what comes."""
 
@@ -71,16 +80,17 @@ class Flow:
         self, mux: "Mux", call_id: int, head: Callable[[link_pb2.Frame], int] | None
     ) -> None:
         self.mux, self.id, self.head = mux, call_id, head
-        self.sink: Sink
+        self.sink: Sink = NOBODY
         self.is_listed = self.is_over = self.is_peer_done = False
         # To send: whole messages, and how much of the first one has left.
-        self._out: deque[bytes] = deque()
+        self._out: list[bytes] = []
         self._offset = self.queued_bytes = 0
         self._credit = WINDOW_BYTES
         self._is_half_closing = self._is_half_closed = self._is_sent = False
         self._end: link_pb2.End | None = None
         # Received: messages with the credit that their reading gives back and what they hold.
-        self.messages: deque[tuple[bytes, int, int]] = deque()
+        # Short lists, both: an empty deque would hold more than all else here.
+        self.messages: list[tuple[bytes, int, int]] = []
         self._parts: list[bytes] = []
         self._parts_bytes = self._partial_cost = self._returned = self.held_bytes = 0
         self._granted = WINDOW_BYTES
@@ -104,7 +114,7 @@ class Flow:
         """The next message; None when none is there yet."""
         if not self.messages:
             return None
-        message, cost, held = self.messages.popleft()
+        message, cost, held = self.messages.pop(0)
         if not self.is_over:
             self.held_bytes -= held
             self.mux.held_bytes -= held
@@ -169,7 +179,7 @@ class Flow:
         room = min(PIECE_BYTES_MAX, self._credit - FRAME_BYTES)
         if len(message) - offset <= room:
             frame.data = message[offset:] if offset else message
-            self._out.popleft()
+            self._out.pop(0)
             self._offset = 0
             self.queued_bytes -= len(message) + FRAME_BYTES
             self.sink.progressed()
@@ -243,12 +253,13 @@ class Flow:
 
     def fail(self, ended: link_pb2.End) -> None:
         """Ends the call for a reason of this end: both owners hear it."""
+        sink = self.sink
         if self.mux.is_server:
             self._drop()
             self.finish(ended)
         else:
             self.cancel()
-        self.sink.ended(ended)
+        sink.ended(ended)
 
     def _drop(self) -> None:
         self.release()
@@ -262,3 +273,4 @@ class Flow:
         self._parts, self._parts_bytes, self.queued_bytes = [], 0, 0
         self.mux.held_bytes -= self.held_bytes
         self.held_bytes = 0
+        self.sink = NOBODY

@@ -99,8 +99,12 @@ class Mux:
     def close(self, ended: link_pb2.End) -> None:
         """The link is over: so is every call."""
         for flow in list(self.flows.values()):
-            self.forget(flow, tell_peer=False)
-            flow.sink.ended(ended)
+            self._end(flow, ended)
+
+    def _end(self, flow: Flow, ended: link_pb2.End) -> None:
+        sink = flow.sink
+        self.forget(flow, tell_peer=False)
+        sink.ended(ended)
 
 
 class ClientMux(Mux):
@@ -123,8 +127,7 @@ class ClientMux(Mux):
     def _conclude(self, flow: Flow, frame: link_pb2.Frame) -> bool:
         if not frame.HasField("end"):
             return True
-        self.forget(flow, tell_peer=False)
-        flow.sink.ended(frame.end)
+        self._end(flow, frame.end)
         return False
 
 
@@ -176,6 +179,5 @@ class ServerMux(Mux):
     def _conclude(self, flow: Flow, frame: link_pb2.Frame) -> bool:
         if not frame.cancel:
             return True
-        self.forget(flow, tell_peer=False)
-        flow.sink.ended(end(grpc.StatusCode.CANCELLED, "The caller left."))
+        self._end(flow, end(grpc.StatusCode.CANCELLED, "The caller left."))
         return False

@@ -30,6 +30,7 @@ class Outliers:
     def __init__(self) -> None:
         self._hosts: dict[str, _Host] = {}
         self._interval_end = self._now = 0.0
+        self._some_ejected = False
 
     def note(self, name: str, is_ok: bool, now: float) -> None:
         """A call to an instance ended."""
@@ -43,8 +44,10 @@ class Outliers:
 
     def usable(self, names: Sequence[str]) -> Sequence[str]:
         """Those of `names` that may be called; at least half of them."""
+        if not self._some_ejected:
+            return names
         out = [name for name in names if self._is_ejected(name)]
-        return [name for name in names if name not in out[: len(names) // 2]] if out else names
+        return [name for name in names if name not in out[: len(names) // 2]]
 
     def _is_ejected(self, name: str) -> bool:
         host = self._hosts.get(name)
@@ -65,5 +68,6 @@ class Outliers:
             for name, host in self._hosts.items()
             if host.call_count or host.ejected_until > self._now
         }
+        self._some_ejected = any(host.ejected_until > self._now for host in self._hosts.values())
         for host in self._hosts.values():
             host.call_count = host.failed_count = 0
