@@ -33,6 +33,15 @@ def bad_frame(what: str) -> MeshError:
     )
 
 
+def link_full() -> MeshError:
+    """The error that ends a link with more calls than it carries."""
+    return MeshError(
+        grpc.StatusCode.RESOURCE_EXHAUSTED,
+        "LINK_FULL",
+        f"A link carries at most {CALL_COUNT_MAX} calls at once.",
+    )
+
+
 def end(code: grpc.StatusCode, message: str) -> link_pb2.End:
     """An end without details."""
     return link_pb2.End(code=code.value[0], message=message)

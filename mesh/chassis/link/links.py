@@ -157,6 +157,7 @@ class Links:
         """Keeps a link open to a peer for as long as it serves."""
         delay_s = REOPEN_S_MIN
         while peer.is_serving:
+            begun = time.monotonic()
             link = peer.link = ClientLink(peer.name, lambda: self._open_stream(peer.name))
             running = self._start(self._run(link))
             try:
@@ -169,9 +170,9 @@ class Links:
                 self._note_peers()
                 log.info("link_not_offered", instance=peer.name, code=link.error.code().name)
                 return
-            if link.error is None:  # it drains: the next one is due now
+            if time.monotonic() - begun > REOPEN_S_MAX:
                 delay_s = REOPEN_S_MIN
-            elif peer.is_serving:
+            if link.error is not None and peer.is_serving:
                 log.info("link_lost", instance=peer.name, reason=_reason(link.error))
             await asyncio.sleep(delay_s * random.uniform(0.8, 1.2))  # noqa: S311
             delay_s = min(delay_s * 2, REOPEN_S_MAX)

@@ -12,7 +12,6 @@ from typing import Any
 import grpc
 
 from chatmesh.mesh.v1 import link_pb2
-from mesh.chassis.errors import MeshError
 from mesh.chassis.link.flow import Flow, Sink
 from mesh.chassis.link.framing import (
     BATCH_BYTES_MAX,
@@ -21,11 +20,14 @@ from mesh.chassis.link.framing import (
     HELD_BYTES_MAX,
     bad_frame,
     end,
+    link_full,
 )
 
 FULL = end(grpc.StatusCode.RESOURCE_EXHAUSTED, "The link holds too much that nobody reads.")
 REFUSED = end(grpc.StatusCode.UNAVAILABLE, "The server drains; it did not begin the call.")
 REFUSED.is_refused = True
+# In one batch: some 100 KiB.
+REFUSED_COUNT_MAX = 1000
 
 
 class Mux:
@@ -153,12 +155,8 @@ class ServerMux(Mux):
         if frame.call_id <= self.last_id:
             raise bad_frame(f"call {frame.call_id} begins a second time")
         self.last_id = frame.call_id
-        if len(self.flows) >= CALL_COUNT_MAX:
-            raise MeshError(
-                grpc.StatusCode.RESOURCE_EXHAUSTED,
-                "LINK_FULL",
-                f"A link carries at most {CALL_COUNT_MAX} calls at once.",
-            )
+        if len(self.flows) + len(self.refused) >= CALL_COUNT_MAX:
+            raise link_full()
         flow = Flow(self, frame.call_id, None)
         sink = self._on_begin(flow, frame.begin)
         if sink is None:
@@ -171,9 +169,9 @@ class ServerMux(Mux):
 
     def fill(self, frames: Any) -> None:
         """See Mux; refusals too."""
-        for call_id in self.refused:
+        refused, self.refused = self.refused[:REFUSED_COUNT_MAX], self.refused[REFUSED_COUNT_MAX:]
+        for call_id in refused:
             frames.add(call_id=call_id).end.CopyFrom(REFUSED)
-        self.refused.clear()
         super().fill(frames)
 
     def _conclude(self, flow: Flow, frame: link_pb2.Frame) -> bool:

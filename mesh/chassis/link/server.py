@@ -18,7 +18,13 @@ from chatmesh.mesh.v1 import link_pb2, link_pb2_grpc
 from mesh.chassis.errors import MeshError
 from mesh.chassis.link.context import LinkContext, Peer
 from mesh.chassis.link.flow import Flow
-from mesh.chassis.link.framing import METADATA_BYTES_MAX, code_of, end
+from mesh.chassis.link.framing import (
+    CALL_COUNT_MAX,
+    METADATA_BYTES_MAX,
+    code_of,
+    end,
+    link_full,
+)
 from mesh.chassis.link.mux import ServerMux
 from mesh.chassis.link.traffic import Traffic
 
@@ -121,6 +127,8 @@ class ServerLink:
     def _begin(self, flow: Flow, begin: link_pb2.Begin) -> LinkContext | None:
         if self._is_draining:
             return None
+        if len(self.tasks) >= CALL_COUNT_MAX:  # begun and cancelled faster than they end
+            raise link_full()
         handler = self._handlers.get(begin.method)
         context = LinkContext(flow, begin, handler, self._peer)
         context.task = self._peer.loop.create_task(self._serve(begin, handler, context))

@@ -370,6 +370,9 @@ async def test_bad_peers_end_their_link_and_nothing_else(tmp_path):
         "overrun": link_pb2.OpenRequest(
             frames=[{"call_id": 1, "begin": begin}, *[{"call_id": 1, "data": b"x" * 32000}] * 9]
         ),
+        "resets": link_pb2.OpenRequest(
+            frames=[{"call_id": each, "begin": begin, "cancel": True} for each in range(1, 20_100)]
+        ),
         "flood": link_pb2.OpenRequest(
             frames=[{"call_id": each, "begin": begin} for each in range(1, 20_100)]
         ),
