@@ -51,6 +51,8 @@ class Toy:
     offers_links: bool = True
     connection_age_max_s: float = 60.0
     policies: dict[str, mesh_pb2.MethodPolicy] = field(default_factory=dict)
+    # Services beside the toy's: (name, handlers by method).
+    others: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
     address: str = ""
 
     async def start(self) -> None:
@@ -59,7 +61,8 @@ class Toy:
         own = self.mesh.identity("toy")
         name = self.instance if self.offers_links else ""
         self.server = MeshServer(own, lambda: self.policies, self.connection_age_max_s, name)
-        self.address = await self.server.start([(_register, self.methods)], "127.0.0.1")
+        services = [(_register, self.methods), *((_register_other, each) for each in self.others)]
+        self.address = await self.server.start(services, "127.0.0.1")
 
     @property
     def described(self) -> mesh_pb2.Instance:
@@ -75,6 +78,10 @@ def _register(methods: Mapping[str, tuple[str, Callable[..., Any]]], server: Any
     handlers = {name: KINDS[kind](behaviour) for name, (kind, behaviour) in methods.items()}
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
     server.add_registered_method_handlers(SERVICE, handlers)
+
+
+def _register_other(service: tuple[str, dict[str, Any]], server: Any) -> None:
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(*service),))
 
 
 class Fleet:

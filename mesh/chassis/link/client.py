@@ -12,7 +12,7 @@ import grpc
 from chatmesh.mesh.v1 import link_pb2
 from mesh.chassis.errors import MeshError
 from mesh.chassis.link.flow import Flow, Sink
-from mesh.chassis.link.framing import CALL_COUNT_MAX, Metadata, add_metadata, end
+from mesh.chassis.link.framing import CALL_COUNT_MAX, Metadata, add_metadata, bad_frame, end
 from mesh.chassis.link.mux import ClientMux
 from mesh.chassis.link.traffic import Traffic
 
@@ -86,8 +86,9 @@ class ClientLink:
         try:
             async with asyncio.timeout(OPEN_S_MAX):
                 first = await stream.read()
-            if first is not grpc.aio.EOF and first.instance != self.name:
-                raise MeshError(grpc.StatusCode.UNAVAILABLE, "", f"{first.instance} answered")
+            if first is not grpc.aio.EOF and (first is None or first.instance != self.name):
+                other = first.instance if first else "nonsense"
+                raise MeshError(grpc.StatusCode.UNAVAILABLE, "", f"{other} answered")
             self.is_open = not self.mux.is_leaving
             writing = asyncio.create_task(self._write(stream))
             if self.is_open:
@@ -107,6 +108,8 @@ class ClientLink:
 
     async def _read(self, stream: Any) -> None:
         while (response := await stream.read()) is not grpc.aio.EOF:
+            if response is None:  # so grpc.aio says that it does not parse
+                raise bad_frame("it does not parse")
             _traffic.count("in", len(response.frames))
             for frame in response.frames:
                 self.mux.receive(frame)

@@ -131,18 +131,24 @@ class Links:
         return task
 
     async def _follow(self) -> None:
-        async for instances in self._watch():
-            serving = {
-                (one.name, one.address, one.pid)
-                for one in instances
-                if one.address and one.state == mesh_pb2.INSTANCE_STATE_SERVING
-            }
-            for key in self._peers.keys() - serving:
-                self._retire(self._peers.pop(key))
-            for key in serving - self._peers.keys():
-                peer = self._peers[key] = Peer(key[0])
-                self._start(self._keep(peer))
-            self._note_peers()
+        try:
+            async for instances in self._watch():
+                self._take(instances)
+        finally:  # nobody says any more who there is: all calls are plain
+            self._take(())
+
+    def _take(self, instances: Sequence[mesh_pb2.Instance]) -> None:
+        serving = {
+            (one.name, one.address, one.pid)
+            for one in instances
+            if one.address and one.state == mesh_pb2.INSTANCE_STATE_SERVING
+        }
+        for key in self._peers.keys() - serving:
+            self._retire(self._peers.pop(key))
+        for key in serving - self._peers.keys():
+            peer = self._peers[key] = Peer(key[0])
+            self._start(self._keep(peer))
+        self._note_peers()
 
     def _note_peers(self) -> None:
         self._serving = {peer.name: peer for peer in self._peers.values()}

@@ -21,6 +21,7 @@ from mesh.chassis.link.flow import Flow
 from mesh.chassis.link.framing import (
     CALL_COUNT_MAX,
     METADATA_BYTES_MAX,
+    bad_frame,
     code_of,
     end,
     link_full,
@@ -98,6 +99,8 @@ class ServerLink:
         writing = asyncio.create_task(self._write())
         try:
             while (request := await self._context.read()) is not grpc.aio.EOF:
+                if request is None:  # so grpc.aio says that it does not parse
+                    raise bad_frame("it does not parse")
                 _traffic.count("in", len(request.frames))
                 for frame in request.frames:
                     self.mux.receive(frame)

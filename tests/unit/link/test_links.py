@@ -346,6 +346,45 @@ async def test_instances_that_go_are_left_and_those_that_come_are_linked(tmp_pat
             assert channel.links.pick(()).name == "toy-1"
 
 
+@pytest.mark.parametrize("sent", [b"\xff\xff", {"call_id": 9}, {"call_id": 1, "cancel": True}])
+async def test_a_bad_server_ends_its_link_and_calls_are_plain(tmp_path, sent):
+    """Of a service that answers links with nonsense; its plain calls are good."""
+    mesh, counts = TestMesh(tmp_path), {}
+
+    class Bad(link_pb2_grpc.LinkServiceServicer):
+        async def Open(self, requests, context):  # noqa: N802
+            yield link_pb2.OpenResponse(instance="toy-1").SerializeToString()
+            await anext(aiter(requests))
+            bad = link_pb2.OpenResponse(frames=[sent]) if isinstance(sent, dict) else sent
+            yield bad if isinstance(bad, bytes) else bad.SerializeToString()
+            await asyncio.Event().wait()
+
+    toy = Toy(mesh, counting("toy-1", counts), offers_links=False)
+    handler = grpc.stream_stream_rpc_method_handler(
+        Bad().Open, request_deserializer=link_pb2.OpenRequest.FromString
+    )
+    toy.others = [("chatmesh.mesh.v1.LinkService", {"Open": handler})]
+    async with serving(toy), calling("link", [toy]) as channel:
+        await until(lambda: open_links(channel), "it looked good")
+        (link,) = open_links(channel)
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await method(channel, "unary_unary", "Who")(b"")
+        assert caught.value.code() == grpc.StatusCode.UNAVAILABLE
+        assert "bad" in str(link.error)
+        channel.links.pick = lambda metadata: None
+        assert await method(channel, "unary_unary", "Who")(b"") == b"toy-1"
+
+
+async def test_without_news_of_the_fleet_calls_are_plain(tmp_path):
+    counts = {}
+    async with toy_channel("link", tmp_path, counting("toy-1", counts)) as (_, channel):
+        assert channel.links.pick(())
+        follower = next(t for t in channel.links._tasks if "_follow" in repr(t))
+        follower.cancel()
+        await until(lambda: not open_links(channel), "the links are left")
+        assert await method(channel, "unary_unary", "Who")(b"") == b"toy-1"
+
+
 async def test_the_edge_and_strangers_open_no_links(tmp_path):
     mesh = TestMesh(tmp_path)
     async with serving(Toy(mesh, {})) as toy:
