@@ -23,6 +23,8 @@ from mesh.chassis.link.waiting import Waiting
 
 # A servicer may be this far ahead of the link before its writes wait.
 AHEAD_BYTES_MAX = WINDOW_BYTES // 2
+# Further away than any clock of a loop needs to count.
+TIMEOUT_S_MAX = 1e8
 OVER = "the call is over"
 
 
@@ -41,8 +43,9 @@ class LinkContext(Waiting, grpc.aio.ServicerContext):  # type: ignore[type-arg]
         super().__init__(peer.loop)
         self._flow, self._handler, self._peer = flow, handler, peer
         self._metadata = metadata_of(begin.metadata)
-        timeout_s = begin.timeout_us / 1e6 if begin.HasField("timeout_us") else None
-        self._end_by = None if timeout_s is None else time.monotonic() + timeout_s
+        self._end_by: float | None = None
+        if begin.HasField("timeout_us"):
+            self._end_by = time.monotonic() + min(begin.timeout_us / 1e6, TIMEOUT_S_MAX)
         self._initial: Metadata | None = None
         self._code: grpc.StatusCode | None = None
         self._details, self._trailing = "", Metadata()

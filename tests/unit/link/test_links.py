@@ -402,7 +402,7 @@ async def test_the_edge_and_strangers_open_no_links(tmp_path):
 async def test_bad_peers_end_their_link_and_nothing_else(tmp_path):
     counts = {}
     mesh = TestMesh(tmp_path)
-    begin = link_pb2.Begin(method="toy.v1.ToyService/Who")
+    begin = link_pb2.Begin(method="toy.v1.ToyService/Who", timeout_us=2**64 - 1)
     bad = {
         "garbage": b"\xff\xff\xff\xff",
         "unknown call": link_pb2.OpenRequest(frames=[{"call_id": 3, "data": b""}]),
