@@ -8,6 +8,7 @@ bootstrap   the xDS client's configuration
 lease       registration, policies
 deadlines   how long an outgoing call may take
 channel     `channel_to(service)`
+link/       calls that share one stream, between channel and server
 server      who may call, how failures are reported
 telemetry   logs, metrics, traces
 node        `run(start)`: all of it in order

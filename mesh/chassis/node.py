@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 import structlog
@@ -21,6 +22,8 @@ from mesh.chassis.settings import NodeSettings
 
 # Between leaving the balancing and closing the door: the time in which callers hear of it.
 DRAIN_NOTICE_S = 0.2
+# Links need to know the instances: who may not watch them calls plainly.
+WATCH_INSTANCES = "chatmesh.mesh.v1.RegistryService/WatchInstances"
 READY_TIMEOUT_S = 30.0
 # New objects of the youngest generation, and collections of the younger one, before a collection.
 GC_THRESHOLDS = (20_000, 20, 50)
@@ -64,7 +67,9 @@ class Node:
     def channel_to(self, service: str) -> MeshChannel:
         """The channel to a service of the topology; one a process."""
         if service not in self._channels:
-            self._channels[service] = open_xds_channel(service, self._lease.called)
+            links = self._settings.link and WATCH_INSTANCES in self._lease.called()
+            watch = partial(self.watch_instances, service) if links else None
+            self._channels[service] = open_xds_channel(service, self._lease.called, watch)
         return self._channels[service]
 
     def watch_instances(self, service: str) -> AsyncIterator[tuple[mesh_pb2.Instance, ...]]:
@@ -89,7 +94,12 @@ class Node:
             registrations: (add_…Servicer_to_server, servicer) pairs.
             on_drain: awaited once when draining begins.
         """
-        server = MeshServer(self.identity, self._lease.served, self._settings.connection_age_max_s)
+        server = MeshServer(
+            self.identity,
+            self._lease.served,
+            self._settings.connection_age_max_s,
+            self.instance if self._settings.link else "",
+        )
         address = await server.start(registrations, self._settings.bind_host)
         await self.announce(mesh_pb2.INSTANCE_STATE_SERVING, address)
         log.info("serving", address=address)

@@ -9,6 +9,7 @@ import os
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import aclosing
+from functools import cache
 from typing import Any, TypeAlias
 
 import grpc
@@ -21,10 +22,12 @@ from opentelemetry import trace
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 from prometheus_client import Gauge, Histogram
 
+from chatmesh.mesh.v1 import link_pb2_grpc
 from mesh.chassis import deadlines
 from mesh.chassis.channel import Policies
 from mesh.chassis.errors import MeshError, abort
 from mesh.chassis.identity import Identity
+from mesh.chassis.link.server import LinkService
 
 Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 Registration = tuple[Callable[[Any, grpc.aio.Server], None], Any]
@@ -46,6 +49,13 @@ SERVER_OPTIONS = [
 OPEN_TO_MESH = "grpc.health.v1.Health/"
 REFLECTION = "grpc.reflection."
 REFLECTION_CALLERS = ("operator", "edge")
+# For all identities of the mesh but those that pass strangers' calls on: what the edge takes off a
+# call's metadata it would not find in the frames of a link.
+LINK = "chatmesh.mesh.v1.LinkService/Open"
+RELAYS = ("edge",)
+# Of the age at which a connection takes no more calls, the part that remains to the links on it: a
+# call goes by an identity as new as without links.
+LINK_AGE_FRACTION = 0.2
 # Codes that are a fault of ours, not of the call.
 FAULTS = {grpc.StatusCode.INTERNAL, grpc.StatusCode.UNKNOWN, grpc.StatusCode.DATA_LOSS}
 
@@ -59,6 +69,8 @@ _seconds = Histogram(
     buckets=(0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 60, 600),
 )
 _in_flight = Gauge("chatmesh_rpc_server_in_flight", "Calls being served", ["method"])
+# Finding a child by its labels costs 2 µs; methods and codes are few.
+_seconds_of, _in_flight_of = cache(_seconds.labels), cache(_in_flight.labels)
 
 
 class ErrorInterceptor(grpc.aio.ServerInterceptor):
@@ -74,15 +86,14 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
             handler = await continuation(details)
             if handler is None:
                 return None
-            wrapped = self._wrapped[details.method] = self._wrap(
-                details.method.lstrip("/"), handler
-            )
+            wrapped = self._wrapped[details.method] = self.wrap(details.method.lstrip("/"), handler)
         return wrapped
 
     async def admit(self, method: str, context: Context) -> None:
         """Raises MeshError when the call must not be served; here: lets everything in."""
 
-    def _wrap(self, method: str, handler: Any) -> Any:
+    def wrap(self, method: str, handler: Any) -> Any:
+        """The handler of a method with all that comes around it."""
         kind = {
             (False, False): "unary_unary",
             (False, True): "unary_stream",
@@ -136,6 +147,7 @@ class PolicyInterceptor(ErrorInterceptor):
         self._policies = policies
         self._reflectors = [f"spiffe://{trust_domain}/{name}" for name in REFLECTION_CALLERS]
         self._mesh_prefix = f"spiffe://{trust_domain}/"
+        self._relays = [f"spiffe://{trust_domain}/{name}" for name in RELAYS]
 
     async def admit(self, method: str, context: Context) -> None:
         """Raises MeshError: CALLER_NOT_ALLOWED, DEADLINE_REQUIRED or DEADLINE_TOO_SHORT."""
@@ -172,6 +184,9 @@ class PolicyInterceptor(ErrorInterceptor):
     def _may_call(self, method: str, peers: Sequence[str], allowed: Sequence[str]) -> bool:
         if method.startswith(OPEN_TO_MESH):
             return any(peer.startswith(self._mesh_prefix) for peer in peers)
+        if method == LINK:
+            ours = [peer for peer in peers if peer.startswith(self._mesh_prefix)]
+            return bool(ours) and not any(peer in self._relays for peer in peers)
         if method.startswith(REFLECTION):
             allowed = self._reflectors
         return any(peer in allowed for peer in peers)
@@ -193,7 +208,7 @@ class _Call:
         self._span = _tracer.start_span(method, parent, kind=trace.SpanKind.SERVER)
         # Never detached: the task of this call, and with it its context, ends with the call.
         otel_context.attach(trace.set_span_in_context(self._span, parent))
-        _in_flight.labels(method).inc()
+        _in_flight_of(method).inc()
         self._failed = False
 
     async def fail(self, error: Exception) -> None:
@@ -214,8 +229,8 @@ class _Call:
             self._code = grpc.StatusCode.OK
         self._span.set_attribute("rpc.grpc.status_code", self._code.value[0])
         self._span.end()
-        _in_flight.labels(self._method).dec()
-        _seconds.labels(self._method, self._code.name).observe(time.perf_counter() - self._begin)
+        _in_flight_of(self._method).dec()
+        _seconds_of(self._method, self._code.name).observe(time.perf_counter() - self._begin)
 
 
 def _as_mesh_error(method: str, error: Exception) -> MeshError:
@@ -282,27 +297,43 @@ def _configuration(identity: Identity) -> grpc.ServerCertificateConfiguration:
 
 
 class MeshServer:
-    """A grpc.aio server with identity, policy, health and reflection."""
+    """A grpc.aio server with identity, policy, health and reflection.
+
+    Args:
+        instance: own name, such as "safety-1"; with it links are offered.
+    """
 
     def __init__(
-        self, identity: Identity, policies: Callable[[], Policies], connection_age_max_s: float
+        self,
+        identity: Identity,
+        policies: Callable[[], Policies],
+        connection_age_max_s: float,
+        instance: str = "",
     ) -> None:
+        link_age_s = connection_age_max_s * LINK_AGE_FRACTION if instance else 0.0
         age = [
-            ("grpc.max_connection_age_ms", int(connection_age_max_s * 1000)),
+            ("grpc.max_connection_age_ms", int((connection_age_max_s - link_age_s) * 1000)),
             # Longer than the longest stream: an old connection ends when its streams have.
             ("grpc.max_connection_age_grace_ms", 3_600_000),
         ]
+        self._interceptor = PolicyInterceptor(policies)
         self._server = grpc.aio.server(
-            interceptors=[PolicyInterceptor(policies)], options=[*SERVER_OPTIONS, *age]
+            interceptors=[self._interceptor], options=[*SERVER_OPTIONS, *age]
         )
         self._credentials = server_credentials(identity)
         self._health = health_aio.HealthServicer()
+        self._handlers: dict[str, Any] = {}
+        self._links = LinkService(instance, self._handlers, link_age_s) if instance else None
 
     async def start(self, registrations: Sequence[Registration], bind_host: str) -> str:
         """Serves on a free port; returns the address."""
         recorder = _Recorder(self._server)
         for add, servicer in registrations:
             add(servicer, recorder)  # type: ignore[arg-type]
+        if self._links is not None:
+            for method, handler in recorder.handlers.items():
+                self._handlers[method] = self._interceptor.wrap(method, handler)
+            link_pb2_grpc.add_LinkServiceServicer_to_server(self._links, self._server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         reflection.enable_server_reflection(
             (*recorder.names, "grpc.health.v1.Health", reflection.SERVICE_NAME), self._server
@@ -316,19 +347,24 @@ class MeshServer:
     async def stop(self, grace_s: float) -> None:
         """Takes no more calls and waits at most grace_s seconds for the running ones."""
         await self._health.enter_graceful_shutdown()
+        if self._links is not None:
+            self._links.drain()
         await self._server.stop(grace_s)
 
 
 class _Recorder:
-    """Notes the names of the services that generated code registers."""
+    """Notes the names and methods of the services that generated code registers."""
 
     def __init__(self, server: grpc.aio.Server) -> None:
         self._server = server
         self.names: list[str] = []
+        self.handlers: dict[str, Any] = {}
 
     def add_generic_rpc_handlers(self, handlers: Sequence[Any]) -> None:
         self.names += [handler.service_name() for handler in handlers]
         self._server.add_generic_rpc_handlers(handlers)
 
     def add_registered_method_handlers(self, service: str, handlers: Any) -> None:
+        for name, handler in handlers.items():
+            self.handlers[f"{service}/{name}"] = handler
         self._server.add_registered_method_handlers(service, handlers)

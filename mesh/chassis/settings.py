@@ -28,3 +28,5 @@ class NodeSettings(BaseSettings):
     # A connection is cut (new calls move on, streams finish) at this age, so that a peer whose
     # certificate has expired does not stay connected for ever.
     connection_age_max_s: float = Field(default=900.0, gt=0)
+    # Calls to and from others share one stream (mesh/chassis/link); off: each is an RPC of its own.
+    link: bool = True

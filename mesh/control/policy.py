@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from chatmesh.mesh.v1 import mesh_pb2
-from mesh.topology import Method, Topology
+from mesh.topology import Method, Retry, Topology
 
 
 @dataclass(frozen=True)
@@ -37,6 +37,7 @@ def _policies(topology: Topology, methods: Iterable[Method]) -> tuple[mesh_pb2.M
             allowed_spiffe_ids=[topology.spiffe_id(caller) for caller in method.callers],
             deadline_ms=method.deadline_ms,
             deadline_optional=method.deadline_optional,
+            repeatable=method.retry is Retry.REPEATABLE,
         )
         for method in methods
     )

@@ -28,6 +28,8 @@ from mesh.xds import (
 
 # The caller names an instance of a `pick: instance` service with this metadata.
 INSTANCE_HEADER = "x-chatmesh-instance"
+# And the instance of any service to open a link to.
+LINK_METHOD = "chatmesh.mesh.v1.LinkService/Open"
 # Found by address, before there is xDS.
 CONTROL = "control"
 
@@ -138,9 +140,8 @@ def _reachable(service: str, instances: Iterable[Instance]) -> tuple[Instance, .
 def _targets(service: Service, instances: Iterable[Instance]) -> list[_Target]:
     reachable = _reachable(service.name, instances)
     targets = [_Target(service.name, service.name, reachable)]
-    if service.pick == "instance":
-        # Draining ones keep their cluster: their streams go on in it.
-        targets += [_Target(_own_cluster(one), service.name, (one,)) for one in reachable]
+    # Draining ones keep their cluster: their streams, and the links of others, go on in it.
+    targets += [_Target(_own_cluster(one), service.name, (one,)) for one in reachable]
     return targets
 
 
@@ -170,20 +171,15 @@ def _api_listener(name: str) -> Resource:
 
 def _route_table(service: Service, instances: Iterable[Instance]) -> Resource:
     """Routes in the order in which they are tried: method and instance, method, anything."""
-    choices = [
-        one
-        for one in _reachable(service.name, instances)
-        if service.pick == "instance" and one.effective_state is State.SERVING
+    serving = [
+        one for one in _reachable(service.name, instances) if one.effective_state is State.SERVING
     ]
-    routes = []
+    choices = serving if service.pick == "instance" else []
+    # A link is to one instance, of whichever service.
+    routes = [_instance_route(LINK_METHOD, one, {}) for one in serving]
     for method in service.methods:
         action = _action(method)
-        for one in choices:
-            match = {
-                "path": f"/{method.name}",
-                "headers": [{"name": INSTANCE_HEADER, "string_match": {"exact": one.name}}],
-            }
-            routes.append({"match": match, "route": {**action, "cluster": _own_cluster(one)}})
+        routes += [_instance_route(method.name, one, action) for one in choices]
         routes.append(
             {"match": {"path": f"/{method.name}"}, "route": {**action, "cluster": service.name}}
         )
@@ -191,6 +187,14 @@ def _route_table(service: Service, instances: Iterable[Instance]) -> Resource:
     routes.append({"match": {"prefix": "/"}, "route": {"cluster": service.name}})
     virtual_host = {"name": service.name, "domains": ["*"], "routes": routes}
     return {"name": service.name, "virtual_hosts": [virtual_host]}
+
+
+def _instance_route(method: str, one: Instance, action: dict[str, Any]) -> dict[str, Any]:
+    match = {
+        "path": f"/{method}",
+        "headers": [{"name": INSTANCE_HEADER, "string_match": {"exact": one.name}}],
+    }
+    return {"match": match, "route": {**action, "cluster": _own_cluster(one)}}
 
 
 def _action(method: Method) -> dict[str, Any]:

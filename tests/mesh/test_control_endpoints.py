@@ -10,6 +10,7 @@ from chatmesh.mesh.v1 import mesh_pb2, mesh_pb2_grpc
 from tests.support.control_plane import ControlPlane, control_plane, until
 
 pytestmark = pytest.mark.mesh
+both_ways = pytest.mark.parametrize("way", ["plain", "link"])
 
 GENERATE = {"target": "xds:///inference", "timeout": 100}
 # So long that within a test only the end of a stream can end a lease.
@@ -25,10 +26,11 @@ async def drain(control: ControlPlane, instance: str) -> None:
         await admin.DrainInstance(mesh_pb2.DrainInstanceRequest(instance=instance), timeout=5)
 
 
-async def test_a_killed_process_leaves_with_its_connection(tmp_path):
+@both_ways
+async def test_a_killed_process_leaves_with_its_connection(tmp_path, way):
     async with control_plane(tmp_path, **LONG_LEASE) as control:
         one, _ = await asyncio.gather(control.server("tokenizer-1"), control.server("tokenizer-2"))
-        client = await control.client()
+        client = await control.client(way=way)
         async with control.channel(await control.join("gateway")) as channel:
             watch = mesh_pb2_grpc.RegistryServiceStub(channel).WatchInstances(
                 mesh_pb2.WatchInstancesRequest(service="tokenizer"), timeout=30
@@ -43,10 +45,11 @@ async def test_a_killed_process_leaves_with_its_connection(tmp_path):
             )
 
 
-async def test_calls_go_on_while_a_process_is_killed(tmp_path):
+@both_ways
+async def test_calls_go_on_while_a_process_is_killed(tmp_path, way):
     async with control_plane(tmp_path) as control:
         one, _ = await asyncio.gather(control.server("tokenizer-1"), control.server("tokenizer-2"))
-        client = await control.client()
+        client = await control.client(way=way)
 
         async def call_until(ended: asyncio.Event) -> set[str]:
             seen = set()
@@ -69,10 +72,11 @@ async def test_calls_go_on_while_a_process_is_killed(tmp_path):
         assert await calls == {"tokenizer-1", "tokenizer-2"}
 
 
-async def test_a_silent_process_leaves_and_comes_back(tmp_path):
+@both_ways
+async def test_a_silent_process_leaves_and_comes_back(tmp_path, way):
     async with control_plane(tmp_path, CONTROL_LEASE_TTL_MS="600") as control:
         server = await control.server("tokenizer-1")
-        client = await control.client()
+        client = await control.client(way=way)
         assert "instance" in await client.call("unary", target="xds:///tokenizer")
         os.kill(server.pid, signal.SIGSTOP)
         try:
@@ -88,10 +92,11 @@ async def test_a_silent_process_leaves_and_comes_back(tmp_path):
         assert answer.get("instance") == "tokenizer-1"
 
 
-async def test_a_draining_instance_finishes_its_streams_and_gets_no_new_ones(tmp_path):
+@both_ways
+async def test_a_draining_instance_finishes_its_streams_and_gets_no_new_ones(tmp_path, way):
     async with control_plane(tmp_path) as control:
         await asyncio.gather(control.server("inference-1"), control.server("inference-2"))
-        client, other = await control.client(), await control.client()
+        client, other = await control.client(way=way), await control.client(way=way)
         opened = await client.call("generate", instance="inference-1", **GENERATE)
         assert opened.get("instance") == "inference-1", opened
         await drain(control, "inference-1")
@@ -108,10 +113,11 @@ async def test_a_draining_instance_finishes_its_streams_and_gets_no_new_ones(tmp
         assert (await client.call("read", count=50))["read"] == 50
 
 
-async def test_the_caller_may_choose_the_instance(tmp_path):
+@both_ways
+async def test_the_caller_may_choose_the_instance(tmp_path, way):
     async with control_plane(tmp_path) as control:
         await asyncio.gather(control.server("inference-1"), control.server("inference-2"))
-        client = await control.client()
+        client = await control.client(way=way)
         for name in ("inference-1", "inference-2", "inference-1", "inference-1"):
             answer = await client.call("generate", instance=name, **GENERATE)
             assert answer.get("instance") == name, answer
@@ -119,11 +125,12 @@ async def test_the_caller_may_choose_the_instance(tmp_path):
         assert answer["instance"] in ("inference-1", "inference-2")
 
 
+@both_ways
 @pytest.mark.parametrize("ending", [signal.SIGKILL, signal.SIGTERM])
-async def test_a_restarted_control_plane_has_lost_nothing(tmp_path, ending):
+async def test_a_restarted_control_plane_has_lost_nothing(tmp_path, ending, way):
     async with control_plane(tmp_path) as control:
         servers = [await control.server("inference-1"), await control.server("tokenizer-1")]
-        client = await control.client()
+        client = await control.client(way=way)
         assert (await client.call("generate", **GENERATE)).get("instance") == "inference-1"
         assert "instance" in await client.call("unary", target="xds:///tokenizer")
         before, own = await control.status(), await control.join("gateway")
@@ -137,7 +144,7 @@ async def test_a_restarted_control_plane_has_lost_nothing(tmp_path, ending):
         await control.start()
         assert control.address == address
         # A new process finds everybody at once, whether or not they have come back already.
-        fresh = await control.client(own=own)
+        fresh = await control.client(own=own, way=way)
         assert "instance" in await fresh.call("unary", target="xds:///tokenizer")
         assert (await client.call("read", count=20))["read"] == 20
 

@@ -44,12 +44,13 @@ async def serving(own):
         await server.stop(0)
 
 
-async def test_an_impostor_with_a_certificate_of_the_mesh_is_refused(tmp_path):
+@pytest.mark.parametrize("way", ["plain", "link"])
+async def test_an_impostor_with_a_certificate_of_the_mesh_is_refused(tmp_path, way):
     async with control_plane(tmp_path) as control:
         tokenizer, billing = await control.join("tokenizer"), await control.join("billing")
-        client = await control.client()
+        client = await control.client(way=way)
         async with serving(billing) as address, listed(control, tokenizer, address):
-            answer = await client.call("unary", target="xds:///tokenizer")
+            answer = await client.call("unary", target="xds:///tokenizer", wait_for_ready=False)
             assert answer["code"] == "UNAVAILABLE"
             assert "SANs" in answer["details"]
         # The same address book, with the right certificate behind it.

@@ -181,7 +181,11 @@ class ControlPlane:
     # Processes around it
 
     async def server(
-        self, instance: str, module: str = "tests.support.mesh_server", serving: bool = True
+        self,
+        instance: str,
+        module: str = "tests.support.mesh_server",
+        serving: bool = True,
+        **settings: str,
     ) -> Process:
         """A real instance of a service: `mesh_server.py` under the chassis; it serves."""
         service = instance.rpartition("-")[0]
@@ -199,6 +203,7 @@ class ControlPlane:
                 "CHATMESH_JOIN_TOKEN": await self.token(service),
                 "CHATMESH_TRUST_BUNDLE": str(self.trust_bundle),
                 "CHATMESH_STATE_DIR": str(state),
+                **settings,
             },
         )
         await process.start()
@@ -207,8 +212,10 @@ class ControlPlane:
             await self.until_serving(instance)
         return process
 
-    async def client(self, name: str = "gateway", own: identity.Identity | None = None) -> Client:
-        """A process that calls with the identity `name`."""
+    async def client(
+        self, name: str = "gateway", own: identity.Identity | None = None, way: str = "plain"
+    ) -> Client:
+        """A process that calls with the identity `name`; way: "plain", or "link" where it can."""
         own = own or await self.join(name)
         settings = NodeSettings(
             service=name,
@@ -219,6 +226,9 @@ class ControlPlane:
             state_dir=self.folder,
         )
         env = {"GRPC_XDS_BOOTSTRAP_CONFIG": bootstrap.render(settings, own)}
+        if way == "link":
+            links = {"identity": str(own.folder), "control": self.address}
+            env["MESH_CLIENT_LINKS"] = json.dumps(links)
         log = self.folder / f"client-{secrets.token_hex(4)}.log"
         process = Process(log, "-m", "tests.support.mesh_client", env=env)
         pipe = asyncio.subprocess.PIPE

@@ -6,18 +6,32 @@ unary   {target, timeout?, wait_for_ready?}        ListTokenizers → {instance}
 generate {target, instance?, timeout?}             opens a stream; its first message → {instance}
 read    {count}                                    next messages of the open stream → {read}
 cancel  {}                                         cancels the open stream
+linked  {target, names}                            waits for links to exactly these instances
+
+With MESH_CLIENT_LINKS, a JSON object of an identity's folder and the control plane's address, the
+channels are those of the chassis and calls go by links; else they are gRPC's own.
 """
 
 import asyncio
 import json
+import os
 import sys
 import time
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import grpc
+import structlog
 
 from chatmesh.inference.v1 import inference_pb2, inference_pb2_grpc
 from chatmesh.tokenizer.v1 import tokenizer_pb2, tokenizer_pb2_grpc
+from mesh import topology
+from mesh.chassis.channel import open_xds_channel
+from mesh.chassis.identity import Identity
+from mesh.chassis.lease import watch_instances
+from mesh.control.policy import derive
+from tests.support.control_plane import until
 
 
 class Client:
@@ -27,12 +41,29 @@ class Client:
 
     def channel(self, target: str) -> grpc.aio.Channel:
         if target not in self._channels:
-            self._channels[target] = grpc.aio.secure_channel(
-                target,
-                grpc.xds_channel_credentials(),
-                options=[("grpc.max_reconnect_backoff_ms", 500)],
-            )
+            self._channels[target] = self._open(target)
         return self._channels[target]
+
+    def _open(self, target: str) -> Any:
+        links = json.loads(os.environ.get("MESH_CLIENT_LINKS", "{}"))
+        if not links:
+            options = [("grpc.max_reconnect_backoff_ms", 500)]
+            return grpc.aio.secure_channel(target, grpc.xds_channel_credentials(), options=options)
+        service, own = target.removeprefix("xds:///"), Identity(Path(links["identity"]))
+        policies = {each.method: each for each in derive(topology.load(), "gateway").called_methods}
+        watch = partial(watch_instances, lambda: links["control"], own, service)
+        return open_xds_channel(service, lambda: policies, watch)
+
+    async def linked(self, target: str, names: list[str]) -> dict[str, Any]:
+        links: Any = self.channel(target)
+        links.links.pick(())
+
+        def names_now() -> list[str]:
+            peers = links.links._serving.values()
+            return sorted(peer.name for peer in peers if peer.link and peer.link.is_open)
+
+        await until(lambda: names_now() == names, f"links to {names}")
+        return {}
 
     async def unary(
         self, target: str, timeout: float | None = 5, wait_for_ready: bool | None = None
@@ -71,6 +102,8 @@ class Client:
 
 
 async def main() -> None:
+    # Standard output is for results.
+    structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))
     client = Client()
     reader = asyncio.StreamReader()
     await asyncio.get_running_loop().connect_read_pipe(

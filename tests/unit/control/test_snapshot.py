@@ -103,8 +103,18 @@ def test_an_instance_can_be_chosen_until_it_drains():
     assert "inference/inference-2" in built.resources("grpc", CLUSTER)
 
 
-def test_instances_of_other_services_have_no_clusters_of_their_own():
-    assert "safety/safety-1" not in grpc_snapshot(instance("safety-1")).resources("grpc", CLUSTER)
+def test_of_other_services_only_links_go_to_a_named_instance():
+    built = grpc_snapshot(
+        instance("safety-1", port=1001), instance("safety-2", State.DRAINING, 1002)
+    )
+    named = [one for one in route_list(built, "safety") if one["match"].get("headers")]
+    (route,) = named  # a draining one gets no new links
+    assert route["match"]["path"] == "/chatmesh.mesh.v1.LinkService/Open"
+    assert route["match"]["headers"][0]["string_match"] == {"exact": "safety-1"}
+    assert route["route"] == {"cluster": "safety/safety-1"}
+    # Without a limit, and never repeated: a second stream is a second link.
+    clusters = built.resources("grpc", CLUSTER)
+    assert {"safety", "safety/safety-1", "safety/safety-2"} <= set(clusters)
 
 
 def test_packing_is_deterministic():

@@ -54,6 +54,10 @@ class _ReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Reason.ValueTy
     """Too little time is left for the call to be worth starting; metadata "service". Raised by every
     server of the mesh.
     """
+    REASON_BAD_FRAME: _Reason.ValueType  # 12
+    """What the peer sent on a link does not follow the contract. Ends the link."""
+    REASON_LINK_FULL: _Reason.ValueType  # 13
+    """More calls run on a link at once than it carries. Ends the link."""
 
 class Reason(_Reason, metaclass=_ReasonEnumTypeWrapper):
     """Reason is the ErrorInfo.reason of every failure of this package, without the prefix REASON_."""
@@ -86,6 +90,10 @@ REASON_DEADLINE_TOO_SHORT: Reason.ValueType  # 11
 """Too little time is left for the call to be worth starting; metadata "service". Raised by every
 server of the mesh.
 """
+REASON_BAD_FRAME: Reason.ValueType  # 12
+"""What the peer sent on a link does not follow the contract. Ends the link."""
+REASON_LINK_FULL: Reason.ValueType  # 13
+"""More calls run on a link at once than it carries. Ends the link."""
 Global___Reason: _TypeAlias = Reason  # noqa: Y015
 
 class _InstanceState:
@@ -318,12 +326,18 @@ class MethodPolicy(_message.Message):
     ALLOWED_SPIFFE_IDS_FIELD_NUMBER: _builtins.int
     DEADLINE_MS_FIELD_NUMBER: _builtins.int
     DEADLINE_OPTIONAL_FIELD_NUMBER: _builtins.int
+    REPEATABLE_FIELD_NUMBER: _builtins.int
     method: _builtins.str
     """Full name such as "chatmesh.safety.v1.SafetyService/ScreenPrompt"."""
     deadline_ms: _builtins.int
     """Deadline that callers set when they have none tighter, in milliseconds."""
     deadline_optional: _builtins.bool
     """The call may come without a deadline (from the edge); deadline_ms is then imposed."""
+    repeatable: _builtins.bool
+    """A call that failed with UNAVAILABLE or CANCELLED before its answer began may be made again.
+    Default false: the first failure reaches the caller. Tells the caller's end of a link what the
+    route tells plain calls.
+    """
     @_builtins.property
     def allowed_spiffe_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """SPIFFE ids that may call it; empty: nobody."""
@@ -335,10 +349,11 @@ class MethodPolicy(_message.Message):
         allowed_spiffe_ids: _abc.Iterable[_builtins.str] | None = ...,
         deadline_ms: _builtins.int = ...,
         deadline_optional: _builtins.bool = ...,
+        repeatable: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["allowed_spiffe_ids", b"allowed_spiffe_ids", "deadline_ms", b"deadline_ms", "deadline_optional", b"deadline_optional", "method", b"method"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["allowed_spiffe_ids", b"allowed_spiffe_ids", "deadline_ms", b"deadline_ms", "deadline_optional", b"deadline_optional", "method", b"method", "repeatable", b"repeatable"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
