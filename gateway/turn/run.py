@@ -98,7 +98,8 @@ class Run:
         self.redraws = plan.redraws
         # It is being found out whether anybody reads it.
         self.is_unread = False
-        self.renew_at = asyncio.get_running_loop().time() + means.limits.hold_lifetime_s / 2
+        now = asyncio.get_running_loop().time()
+        self.renew_at = now + means.limits.hold_lifetime_s / 2
         self.answers = [Answer(index) for index in range(plan.choice_count)]
         events = read_batches(batches, plan.started(journaled=True), self.answers)
         self.log = EventLog(events)
@@ -114,7 +115,7 @@ class Run:
         # The watchdog: what is being made, the last event it saw, and when it came.
         self._choices: Sequence[Choice] = ()
         self._is_waiting_for_readers = False
-        self._watched_number, self._moved_at = BEGINNING, 0.0
+        self._watched_number, self._moved_at = BEGINNING, now
 
     @property
     def head(self) -> Head:
