@@ -32,7 +32,6 @@ class Choice:
         self._feed = Feed(answer, frames, screen)
 
     async def __aenter__(self) -> "Choice":
-        self._screen.begin()
         self._feeding = asyncio.create_task(self._feed.run())
         return self
 

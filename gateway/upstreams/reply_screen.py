@@ -82,12 +82,12 @@ class ReplyScreen:
         # Of the response that is being waited for.
         self._patience: asyncio.Timeout | None = None
 
-    def begin(self) -> None:
-        """Opens the stream, so that it is there when the first text is; `cancel` ends it."""
-        self._call = self._open_call()
-
     async def open(self) -> None:
-        """Sends the start; quiet when the stream is broken, for `clearances` opens it anew."""
+        """Opens the stream, so that it is there when the first text is; `cancel` ends it.
+
+        Quiet when the stream is broken, for `clearances` opens it anew.
+        """
+        self._begin()
         async with self._writing:
             if not self._is_open:
                 await self._begin_stream()
@@ -114,6 +114,7 @@ class ReplyScreen:
             MeshError: SERVICE_UNAVAILABLE, TIMEOUT: no decision, nothing more may leave.
         """
         attempt = 0
+        self._begin()
         while True:
             try:
                 async with aclosing(self._read()) as clearances:
@@ -136,6 +137,10 @@ class ReplyScreen:
         """Ends the stream if it is still open."""
         if self._call:
             self._call.cancel()
+
+    def _begin(self) -> None:
+        if self._call is None:
+            self._call = self._open_call()
 
     async def _read(self) -> AsyncGenerator[Clearance, None]:
         base = self._released_offset  # offsets do not count what was released before the start

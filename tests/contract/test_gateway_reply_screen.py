@@ -75,7 +75,6 @@ async def screened(calls: Calls, turn_id: str) -> None:
     """Writes the answer as fast as it is taken, and reads to the decision."""
     start = pb.ReplyStart(subject=pb.Subject(turn_id=turn_id))
     screen = ReplyScreen(calls.open, start, LIMITS)
-    screen.begin()
 
     async def write() -> None:
         await screen.open()
