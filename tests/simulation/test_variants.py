@@ -9,6 +9,7 @@ from tests.simulation.variants import VARIANTS
 SEED_COUNT_MAX = {
     "settle-before-append": 1000,
     "off-by-one": 800,
+    "stop-not-remembered": 800,
     "adoption-without-compare": 600,
     "shown-before-journaled": 400,
     "end-not-held-back": 400,
