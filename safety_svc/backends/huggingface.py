@@ -40,6 +40,7 @@ class HuggingFaceModel:
     """
 
     name = NAME
+    short_length = 0
 
     def __init__(self, folder: Path, labels: Mapping[str, Category]) -> None:
         try:

@@ -5,7 +5,7 @@ nothing of the model, and what fails because others are many is asked again and 
 """
 
 import asyncio
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
 import structlog
@@ -76,6 +76,19 @@ class Watch:
         problem = f"no answer within {self._limit_s} s"
         self._failed("timeout", what, count, problem)
         raise OverdueError(f"{self._backend}: {problem}")
+
+    def at_once(self, work: Callable[[], T], what: str) -> T:
+        """The result of work that is short for certain, done here and now.
+
+        Raises:
+            BackendError: it failed.
+        """
+        try:
+            with _seconds.labels(self._backend, what).time():
+                return work()
+        except Exception as error:  # whatever a model raises, nothing was judged
+            self._failed("error", what, 1, type(error).__name__)
+            raise BackendError(f"{self._backend}: {type(error).__name__}") from error
 
     def _failed(self, cause: str, what: str, count: int, problem: str) -> None:
         _failures.labels(self._backend, cause).inc(count)

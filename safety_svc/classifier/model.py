@@ -66,7 +66,7 @@ class Classifier:
     def __init__(self, loaded: weights.Weights) -> None:
         self._weights, self._fitted = loaded, loaded.fitted
         self._limits = [_logit(_of(loaded.fitted.exits, document)) for document in (False, True)]
-        self.digest = loaded.digest
+        self.digest, self.short_length = loaded.digest, _SHORT_LENGTH
         is_plain("")  # makes its table of characters: not at the first look, in the loop
 
     def scores(self, text: str, audience: Audience, *, discount: float = 0.0) -> Scores:

@@ -33,7 +33,7 @@ NO_CONTEXT: Any = None  # ScreenPrompt asks it nothing
 class Held:
     """A model that works when it may: texts with "hang" wait for `let_go`, all others for `go`."""
 
-    name, digest = "held", "0123"
+    name, digest, short_length = "held", "0123", 0
 
     def __init__(self, go: bool = True) -> None:
         self.go, self.let_go = threading.Event(), threading.Event()

@@ -11,7 +11,7 @@ from prometheus_client import REGISTRY
 
 from chatmesh.content.v1 import content_pb2
 from chatmesh.safety.v1 import safety_pb2 as pb
-from safety_svc.backends.base import Backend
+from safety_svc.backends.base import Backend, BackendError
 from safety_svc.backends.threads import ThreadBackend
 from safety_svc.detectors.base import Audience, Category, Finding, PromptFinding, Turn
 from tests.unit.safety.scanning import edited
@@ -31,6 +31,7 @@ class Vowels:
 
     name = "vowels"
     digest = "0123"
+    short_length = 0
 
     def __init__(self) -> None:
         self.batches: list[int] = []
@@ -238,6 +239,49 @@ class Clearing(Vowels):
 
     def clears_conversation(self, turns: Sequence[Turn]) -> bool:
         return all(self.clears(turn.text, turn.audience) for turn in turns)
+
+
+class Short(Vowels):
+    """`Vowels` that says what it is short for, and in which thread it is asked."""
+
+    short_length = 20
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.threads: dict[str, threading.Thread] = {}
+
+    def inspect_many(self, texts: Sequence[str], audience: Audience) -> list[list[Finding]]:
+        self.threads |= dict.fromkeys(texts, threading.current_thread())
+        return super().inspect_many(texts, audience)
+
+    def conversation(self, turns: Sequence[Turn]) -> list[PromptFinding]:
+        self.threads["+".join(turn.text for turn in turns)] = threading.current_thread()
+        return super().conversation(turns)
+
+
+async def test_what_is_short_is_answered_where_it_is_asked() -> None:
+    model = Short()
+    backend = ThreadBackend(model, 1.0)
+    here = threading.current_thread()
+    try:
+        assert await backend.inspect("short!", Audience.REPLY) == model._found("short!")
+        await backend.inspect("x" * 20, Audience.REPLY)
+        await backend.inspect("x" * 21, Audience.REPLY)
+        turns = [Turn(Audience.USER, "a!"), Turn(Audience.USER, "b!")]
+        assert [each.message_index for each in await backend.conversation(turns)] == [0, 1]
+        await backend.conversation([Turn(Audience.USER, "y" * 21)])
+        await backend.conversation([Turn(Audience.USER, "z")] * 5)
+        model.broken = True
+        with pytest.raises(BackendError):
+            await backend.inspect("short!", Audience.REPLY)
+    finally:
+        await backend.close()
+    assert model.threads["short!"] is here
+    assert model.threads["x" * 20] is here
+    assert model.threads["x" * 21] is not here
+    assert model.threads["a!+b!"] is here
+    assert model.threads["y" * 21] is not here
+    assert model.threads["z+z+z+z+z"] is not here
 
 
 async def test_what_the_first_stage_clears_reaches_no_thread(tmp_path: Path) -> None:
