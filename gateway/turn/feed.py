@@ -9,6 +9,8 @@ import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
+from gateway import errors
+from gateway.errors import public
 from gateway.turn.answer import Answer
 from gateway.turn.domain import Frame
 from gateway.upstreams.reply_screen import ReplyScreen
@@ -31,7 +33,7 @@ class Feed:
         # It is known whether a node works at it.
         self.accepted = asyncio.Event()
         self.is_accepted = False
-        self.failure: BaseException | None = None
+        self.failure: Exception | None = None
         self._arrived = asyncio.Event()
         self._answered = asyncio.Event()
         self._texts: list[str] = []
@@ -74,10 +76,11 @@ class Feed:
                     await self._take(frame)
         except Exception as error:
             self.failure = error
-        except asyncio.CancelledError as error:
+        except asyncio.CancelledError:
             if is_cancelled():
                 raise
-            self.failure = error  # of a call below; to end silently would leave the turn waiting
+            # Of a call below. To end silently would leave the turn waiting.
+            self.failure = public(errors.INTERNAL_ERROR, "A fault of ours; try again shortly.")
 
     async def _take(self, frame: Frame) -> None:
         self._answer.receive(frame)

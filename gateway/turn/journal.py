@@ -28,9 +28,9 @@ RUNNING, COMPLETED, CANCELLED, FAILED = "running", "completed", "cancelled", "fa
 WRITE_COUNT_MAX = 256
 # After a write of several turns the next one waits for more: a request costs the gateway and the
 # store some 200 µs, whatever it holds. A gateway with one turn does not wait.
+PACE_S = 0.003
 # Steps of the event loop that what is due at once lets others take first.
 STEPS_FIRST = 3
-PACE_S = 0.003
 IDLE_S = 3600.0
 
 

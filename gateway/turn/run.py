@@ -43,6 +43,7 @@ from gateway.turn.journal import (
 )
 from gateway.turn.plan import Plan
 from gateway.turn.stored import read_batches
+from gateway.turn.watchdog import Watchdog
 from gateway.upstreams.safety import Safety
 from mesh.chassis import deadlines
 from mesh.chassis.cancellation import is_cancelled
@@ -112,10 +113,10 @@ class Run:
         self._begin = time.perf_counter()
         self._task: asyncio.Task[None] | None = None
         self._is_stopped = self._is_answering = self._is_stuck = False
-        # The watchdog: what is being made, the last event it saw, and when it came.
+        self._watchdog = Watchdog(means.limits.turn_stall_s, now)
+        # What is being made.
         self._choices: Sequence[Choice] = ()
         self._is_waiting_for_readers = False
-        self._watched_number, self._moved_at = BEGINNING, now
 
     @property
     def head(self) -> Head:
@@ -153,10 +154,10 @@ class Run:
         Args:
             now: of the loop's clock, in seconds.
         """
-        is_due = self._is_answering and self._choices and all(each.is_fed for each in self._choices)
-        if not is_due or self._is_waiting_for_readers or self.log.number != self._watched_number:
-            self._watched_number, self._moved_at = self.log.number, now
-        elif now - self._moved_at > self._means.limits.turn_stall_s and not self._is_stuck:
+        is_fed = bool(self._choices) and all(each.is_fed for each in self._choices)
+        is_due = self._is_answering and is_fed and not self._is_waiting_for_readers
+        is_stuck = self._watchdog.is_stuck(now, self.log.number, is_due=is_due)
+        if is_stuck and not self._is_stuck:
             self._is_stuck = True
             metrics.TURNS_STUCK.inc()
             log.error("turn_stuck", turn_id=self.plan.turn_id, number=self.log.number)

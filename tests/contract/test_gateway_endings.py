@@ -9,9 +9,7 @@ from prometheus_client import REGISTRY
 from chatmesh.chat.v1 import chat_pb2
 from chatmesh.safety.v1 import safety_pb2
 from gateway.turn.background import Background
-from gateway.turn.choice import Choice
 from gateway.turn.feed import WAITING_BYTES_MAX
-from gateway.turn.run import Run
 from tests.support.fakes import Fakes, Script, failure
 from tests.support.gateway_turns import TURN, running_gateway
 
@@ -400,21 +398,6 @@ async def test_a_turn_that_makes_no_progress_ends_and_says_so():
     assert answer.frames[-2][1]["error"]["code"] == "internal_error"
     assert answer.frames[-1][1] == "[DONE]"
     assert fakes.billing.settled[TURN].output_token_count == 4
-
-
-async def test_the_watchdogs_first_look_ends_nothing(monkeypatch):
-    """However long the process has run: a node may be through before its turn has an event."""
-    started = Run._say_started
-
-    def looked_at(run):
-        run.watch(asyncio.get_running_loop().time())
-        started(run)
-
-    monkeypatch.setattr(Run, "_say_started", looked_at)
-    monkeypatch.setattr(Choice, "is_fed", True)
-    async with running_gateway(turn_stall_s=30) as gateway:
-        answer = await gateway.post({})
-    assert answer.status == 200
 
 
 async def test_a_slow_node_is_no_stuck_turn():
