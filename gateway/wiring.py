@@ -8,7 +8,7 @@ import grpc
 from gateway.admission.admit import Admission
 from gateway.context.builder import ContextBuilder
 from gateway.context.source import OperatorPromptsFile
-from gateway.faces.entry import Entry
+from gateway.faces.entry import ChatAdmission
 from gateway.faces.openai.service import OpenAIService
 from gateway.faces.typed import ChatService, ConversationService, UsageService
 from gateway.settings import QueueLimits, TurnLimits
@@ -64,7 +64,7 @@ def wire(place: Place, channel_to: Callable[[str], grpc.aio.Channel]) -> Service
     limits, background = place.limits, place.background
     queue = FairQueue(place.queue, place.pool.is_crowded)
     place.pool.on_change = queue.advance
-    entry = Entry(place.admission, queue)
+    chat_admission = ChatAdmission(place.admission, queue)
     billing = Billing(channel_to("billing"))
     conversation = Conversation(channel_to("conversation"))
     inference = Inference(channel_to("inference"))
@@ -93,14 +93,14 @@ def wire(place: Place, channel_to: Callable[[str], grpc.aio.Channel]) -> Service
     turns = Turns(planner, means, place.journal, place.name)
     return Services(
         openai=OpenAIService(
-            entry,
+            chat_admission,
             turns,
             catalogue=catalogue,
             conversation=conversation,
             billing=billing,
             limits=limits,
         ),
-        chat=ChatService(entry, turns, catalogue, limits),
+        chat=ChatService(chat_admission, turns, catalogue, limits),
         conversations=ConversationService(conversation),
         usage=UsageService(billing),
         turns=turns,

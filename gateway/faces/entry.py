@@ -29,7 +29,7 @@ Headers = Sequence[tuple[str, str]]
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class ChatAdmission:
     """The way in for requests that begin a turn."""
 
     admission: Admission | None

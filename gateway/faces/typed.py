@@ -18,7 +18,7 @@ from gateway.admission.rate import RateExceededError
 from gateway.content import FINISH_REASONS, ROLE_WORDS
 from gateway.errors import bad_parameter
 from gateway.faces.changes import checked_changes
-from gateway.faces.entry import Entry
+from gateway.faces.entry import ChatAdmission
 from gateway.faces.identity import caller_of, checked_key
 from gateway.faces.openai.errors import failure_error, public_error
 from gateway.settings import TurnLimits
@@ -177,16 +177,18 @@ class ChatService(chat_pb2_grpc.ChatServiceServicer):
     """Talks."""
 
     def __init__(
-        self, entry: Entry, turns: Turns, catalogue: Catalogue, limits: TurnLimits
+        self, chat_admission: ChatAdmission, turns: Turns, catalogue: Catalogue, limits: TurnLimits
     ) -> None:
-        self._entry = entry
+        self._chat_admission = chat_admission
         self._turns, self._catalogue, self._limits = turns, catalogue, limits
 
     # Written to, not generated: so that a deadline may fall inside a write.
     async def Chat(self, request: pb.ChatRequest, context: Context) -> None:  # type: ignore[override]  # noqa: N802
         """Begins or joins a turn, and follows it."""
         try:
-            caller, headers = await self._entry.admitted(context.invocation_metadata() or ())
+            caller, headers = await self._chat_admission.admitted(
+                context.invocation_metadata() or ()
+            )
             if headers:
                 await context.send_initial_metadata(headers)
             key, digest = checked_key(request.idempotency_key), ""

@@ -13,7 +13,7 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 
 from chatmesh.mesh.v1 import mesh_pb2
 from mesh.chassis import deadlines
-from mesh.chassis.link.client import Ask
+from mesh.chassis.link.client import CallDetails
 from mesh.chassis.link.kinds import KINDS
 from mesh.chassis.link.links import Instances, Links
 
@@ -86,8 +86,8 @@ class _Call:
         if links is not None and not rest and (link := links.pick(metadata)) is not None:
             end_by = None if timeout is None else time.monotonic() + timeout
             is_repeatable = policy is not None and policy.repeatable
-            ask = Ask(self._method, metadata, end_by, wait_for_ready, is_repeatable)
-            call = KINDS[self._kind](links, link, ask, self._serialize, self._parse)
+            details = CallDetails(self._method, metadata, end_by, wait_for_ready, is_repeatable)
+            call = KINDS[self._kind](links, link, details, self._serialize, self._parse)
             call.begin(request)
             return call
         return self._inner(

@@ -12,7 +12,7 @@ from chatmesh.gateway.v1 import gateway_pb2 as pb
 from chatmesh.gateway.v1 import gateway_pb2_grpc
 from gateway import errors
 from gateway.errors import public
-from gateway.faces.entry import Entry, HeadedContext
+from gateway.faces.entry import ChatAdmission, HeadedContext
 from gateway.faces.identity import caller_of, idempotency_key, last_event_id
 from gateway.faces.openai import listings
 from gateway.faces.openai.requests import parse_changes, parse_chat_completion
@@ -38,7 +38,7 @@ class OpenAIService(gateway_pb2_grpc.OpenAIServiceServicer):
 
     def __init__(
         self,
-        entry: Entry,
+        chat_admission: ChatAdmission,
         turns: Turns,
         *,
         catalogue: Catalogue,
@@ -46,7 +46,7 @@ class OpenAIService(gateway_pb2_grpc.OpenAIServiceServicer):
         billing: Billing,
         limits: TurnLimits,
     ) -> None:
-        self._entry = entry
+        self._chat_admission = chat_admission
         self._turns, self._catalogue, self._limits = turns, catalogue, limits
         self._conversation, self._billing = conversation, billing
 
@@ -58,7 +58,7 @@ class OpenAIService(gateway_pb2_grpc.OpenAIServiceServicer):
         metadata, body = context.invocation_metadata() or (), request.body.data
         answer: Any = context
         try:
-            caller, headers = await self._entry.admitted(metadata)
+            caller, headers = await self._chat_admission.admitted(metadata)
             answer, key = HeadedContext(context, headers), idempotency_key(metadata)
             wanted = parse_chat_completion(body)
             digest = sha256(body).hexdigest() if key else ""

@@ -13,7 +13,7 @@ from typing import Any
 import grpc
 
 from chatmesh.mesh.v1 import link_pb2
-from mesh.chassis.link.client import Ask, ClientLink
+from mesh.chassis.link.client import CallDetails, ClientLink
 from mesh.chassis.link.flow import Flow
 from mesh.chassis.link.framing import (
     MESSAGE_BYTES_MAX,
@@ -50,12 +50,12 @@ class LinkCall(Waiting, grpc.aio.Call):
         self,
         links: Links,
         link: ClientLink,
-        ask: Ask,
+        details: CallDetails,
         serialize: Callable[[Any], bytes] | None,
         parse: Callable[[bytes], Any] | None,
     ) -> None:
         super().__init__(links.loop)
-        self._links, self._ask, self._serialize, self._parse = links, ask, serialize, parse
+        self._links, self._details, self._serialize, self._parse = links, details, serialize, parse
         self._name = link.name
         self._initial: Metadata | None = None
         self._end: link_pb2.End | None = None
@@ -67,11 +67,11 @@ class LinkCall(Waiting, grpc.aio.Call):
         self._sent_bytes = self._retry_count = self._refusal_count = 0
         self._is_half_closed = False
         self._timer: asyncio.TimerHandle | None = None
-        remaining_s = ask.remaining_s()
+        remaining_s = details.remaining_s()
         if remaining_s is not None:
             self._timer = self._loop.call_later(remaining_s, self._stop, EXPIRED)
         self._retry_timer: asyncio.TimerHandle | None = None
-        self._attempt: Flow | PlainAttempt = link.begin(ask, self)
+        self._attempt: Flow | PlainAttempt = link.begin(details, self)
 
     # Sink: what the link says.
 
@@ -112,20 +112,20 @@ class LinkCall(Waiting, grpc.aio.Call):
 
     def _is_repeatable(self, ended: link_pb2.End) -> bool:
         return (
-            self._ask.repeatable
+            self._details.repeatable
             and code_of(ended) in RETRY_CODES
             and self._retry_count < RETRY_COUNT_MAX
         )
 
     def _note_attempts(self) -> None:
         # gRFC A6: the server is told.
-        others = [pair for pair in self._ask.metadata if pair[0] != ATTEMPTS_KEY]
+        others = [pair for pair in self._details.metadata if pair[0] != ATTEMPTS_KEY]
         metadata = (*others, (ATTEMPTS_KEY, str(self._retry_count)))
-        self._ask = replace(self._ask, metadata=metadata)
+        self._details = replace(self._details, metadata=metadata)
 
     def _begin_again(self) -> None:
         self._retry_timer = None
-        self._attempt, self._name = self._links.begin(self._ask, self)
+        self._attempt, self._name = self._links.begin(self._details, self)
         for message in self._sent or ():
             self._attempt.send(message)
         if self._is_half_closed:
@@ -169,7 +169,7 @@ class LinkCall(Waiting, grpc.aio.Call):
 
     def time_remaining(self) -> float | None:
         """Seconds until its deadline; None: there is none."""
-        return self._ask.remaining_s()
+        return self._details.remaining_s()
 
     def add_done_callback(self, callback: Callable[[Any], None]) -> None:
         """Calls `callback(call)` when it is over."""

@@ -23,7 +23,7 @@ _traffic = Traffic("client")
 
 
 @dataclass(slots=True)
-class Ask:
+class CallDetails:
     """What is called, however it travels."""
 
     method: str
@@ -54,16 +54,16 @@ class ClientLink:
         # Why it ended, when it was not in peace.
         self.error: grpc.aio.AioRpcError | MeshError | None = None
 
-    def begin(self, ask: Ask, sink: Sink) -> Flow:
+    def begin(self, details: CallDetails, sink: Sink) -> Flow:
         """Begins a call."""
 
         def head(frame: link_pb2.Frame) -> int:
             begin = frame.begin
-            begin.method = ask.method
-            remaining_s = ask.remaining_s()
+            begin.method = details.method
+            remaining_s = details.remaining_s()
             if remaining_s is not None:
                 begin.timeout_us = int(remaining_s * 1e6)
-            add_metadata(begin.metadata, ask.metadata)
+            add_metadata(begin.metadata, details.metadata)
             return begin.ByteSize()
 
         return self.mux.begin(sink, head)

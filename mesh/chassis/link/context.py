@@ -28,7 +28,7 @@ TIMEOUT_S_MAX = 1e8
 OVER = "the call is over"
 
 
-class Peer:
+class PeerIdentity:
     """Who is at the other end: asked once a link, not once a call."""
 
     def __init__(self, stream: Any) -> None:
@@ -39,7 +39,7 @@ class Peer:
 class LinkContext(Waiting, grpc.aio.ServicerContext):  # type: ignore[type-arg]
     """One call at the server."""
 
-    def __init__(self, flow: Flow, begin: link_pb2.Begin, handler: Any, peer: Peer) -> None:
+    def __init__(self, flow: Flow, begin: link_pb2.Begin, handler: Any, peer: PeerIdentity) -> None:
         super().__init__(peer.loop)
         self._flow, self._handler, self._peer = flow, handler, peer
         self._metadata = metadata_of(begin.metadata)

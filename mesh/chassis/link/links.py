@@ -18,7 +18,7 @@ import structlog
 
 from chatmesh.mesh.v1 import link_pb2_grpc, mesh_pb2
 from mesh.chassis.errors import MeshError
-from mesh.chassis.link.client import Ask, ClientLink
+from mesh.chassis.link.client import CallDetails, ClientLink
 from mesh.chassis.link.flow import Flow, Sink
 from mesh.chassis.link.framing import Metadata
 from mesh.chassis.link.outliers import Outliers
@@ -99,12 +99,12 @@ class Links:
         links = [self._serving[name].link for name in names]
         return [link for link in links if link is not None and link.has_room]
 
-    def begin(self, ask: Ask, sink: Sink) -> tuple[Flow | PlainAttempt, str]:
+    def begin(self, details: CallDetails, sink: Sink) -> tuple[Flow | PlainAttempt, str]:
         """Begins a call that was begun before; also the name of the instance, "" if unknown."""
-        link = self.pick(ask.metadata)
+        link = self.pick(details.metadata)
         if link is None:
-            return PlainAttempt(self._channel, ask, sink), ""
-        return link.begin(ask, sink), link.name
+            return PlainAttempt(self._channel, details, sink), ""
+        return link.begin(details, sink), link.name
 
     def note_end(self, name: str, is_ok: bool) -> None:
         """Tells how a call to the instance `name` ended."""

@@ -12,7 +12,7 @@ from typing import Any
 import grpc
 
 from chatmesh.mesh.v1 import link_pb2
-from mesh.chassis.link.client import Ask
+from mesh.chassis.link.client import CallDetails
 from mesh.chassis.link.flow import Sink
 from mesh.chassis.link.framing import add_metadata
 from mesh.chassis.link.waiting import Waiting
@@ -24,16 +24,18 @@ AHEAD_COUNT_MAX = 8
 class PlainAttempt(Waiting):
     """A plain RPC as `calls` sees a Flow. All four kinds look like streams on the wire."""
 
-    def __init__(self, channel: grpc.aio.Channel, ask: Ask, sink: Sink) -> None:
+    def __init__(self, channel: grpc.aio.Channel, details: CallDetails, sink: Sink) -> None:
         super().__init__(asyncio.get_running_loop())
         self._sink = sink
         self.messages: deque[bytes] = deque()
         self.queued_bytes = 0
         self._out: deque[bytes] = deque()
         self._is_half_closed = self._is_over = False
-        call: Any = channel.stream_stream(f"/{ask.method}")
+        call: Any = channel.stream_stream(f"/{details.method}")
         self._call = call(
-            timeout=ask.remaining_s(), metadata=ask.metadata, wait_for_ready=ask.wait_for_ready
+            timeout=details.remaining_s(),
+            metadata=details.metadata,
+            wait_for_ready=details.wait_for_ready,
         )
         self._tasks = [asyncio.create_task(self._write()), asyncio.create_task(self._read())]
 

@@ -16,7 +16,7 @@ import structlog
 
 from chatmesh.mesh.v1 import link_pb2, link_pb2_grpc
 from mesh.chassis.errors import MeshError
-from mesh.chassis.link.context import LinkContext, Peer
+from mesh.chassis.link.context import LinkContext, PeerIdentity
 from mesh.chassis.link.flow import Flow
 from mesh.chassis.link.framing import (
     CALL_COUNT_MAX,
@@ -79,7 +79,7 @@ class ServerLink:
     """One link, from the first frame to the last."""
 
     def __init__(self, handlers: Mapping[str, Any], context: Any) -> None:
-        self._handlers, self._context, self._peer = handlers, context, Peer(context)
+        self._handlers, self._context, self._peer = handlers, context, PeerIdentity(context)
         self._ready = asyncio.Event()
         self.mux = ServerMux(self._ready.set, self._begin)
         self.tasks: set[asyncio.Task[None]] = set()
