@@ -28,6 +28,7 @@ from mesh.chassis.channel import Policies
 from mesh.chassis.errors import MeshError, abort
 from mesh.chassis.identity import Identity
 from mesh.chassis.link.server import LinkService
+from mesh.chassis.wire import Parse, parsed
 
 Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 Registration = tuple[Callable[[Any, grpc.aio.Server], None], Any]
@@ -43,6 +44,8 @@ SERVER_OPTIONS = [
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.max_receive_message_length", 8 << 20),
     ("grpc.max_send_message_length", 8 << 20),
+    # Nothing compressed: 4 MB can stand for 4 GB, and all of it is unpacked before it is refused.
+    ("grpc.compression_enabled_algorithms_bitset", 1),
 ]
 # What every server of the mesh offers besides its own services: health to all identities of the
 # mesh; reflection to the operator and, for clients with a key, through the edge.
@@ -102,14 +105,19 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
         }[handler.request_streaming, handler.response_streaming]
         behaviour = getattr(handler, kind)
         wrap = self._stream if handler.response_streaming else self._unary
-        return handler._replace(**{kind: wrap(method, behaviour)})
+        parse = None if handler.request_streaming else handler.request_deserializer
+        wrapped = handler._replace(**{kind: wrap(method, behaviour, parse)})
+        # Parsed inside, once the caller is admitted, so that it fails as everything else does.
+        return wrapped._replace(request_deserializer=None) if parse else wrapped
 
-    def _unary(self, method: str, behaviour: Callable[..., Awaitable[Any]]) -> Any:
+    def _unary(
+        self, method: str, behaviour: Callable[..., Awaitable[Any]], parse: Parse | None
+    ) -> Any:
         async def serve(request: Any, context: Context) -> Any:
             call = _Call(method, context)
             try:
                 await self.admit(method, context)
-                return await behaviour(request, context)
+                return await behaviour(parsed(request, parse) if parse else request, context)
             except Exception as error:
                 await call.fail(error)
             finally:
@@ -117,13 +125,17 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
 
         return serve
 
-    def _stream(self, method: str, behaviour: Callable[..., AsyncIterator[Any]]) -> Any:
+    def _stream(
+        self, method: str, behaviour: Callable[..., AsyncIterator[Any]], parse: Parse | None
+    ) -> Any:
         generates = inspect.isasyncgenfunction(behaviour)
 
         async def serve(request: Any, context: Context) -> AsyncIterator[Any]:
             call = _Call(method, context)
             try:
                 await self.admit(method, context)
+                if parse:
+                    request = parsed(request, parse)
                 if generates:
                     # A generator that is left open would hold what it holds until collected.
                     async with aclosing(behaviour(request, context)) as messages:  # type: ignore[type-var]

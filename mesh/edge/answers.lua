@@ -22,9 +22,36 @@ local function begin_trace(headers)
   if #id == 32 then headers:replace("traceparent", "00-" .. id .. "-" .. id:sub(17) .. "-01") end
 end
 
+-- gRPC's own headers where they cannot be read fail at the gateway as if it were at fault, and a few
+-- such answers take it out of balancing. Only a gRPC call has any.
+local function strip_grpc(headers, is_grpc)
+  local timeout = headers:get("grpc-timeout")
+  if timeout and not (is_grpc and timeout:find("^%d%d?%d?%d?%d?%d?%d?%d?[HMSmun]$")) then
+    headers:remove("grpc-timeout")
+  end
+  if is_grpc then return end
+  for _, name in ipairs({"grpc-encoding", "grpc-accept-encoding", "grpc-message", "grpc-status", "te"}) do
+    headers:remove(name)
+  end
+end
+
+-- Messages come as they are: a few compressed megabytes can stand for gigabytes.
+-- https://github.com/grpc/grpc/blob/master/doc/compression.md: then UNIMPLEMENTED (12).
+local function is_compressed(headers)
+  local encoding = headers:get("grpc-encoding")
+  return encoding and encoding ~= "identity"
+end
+
 function envoy_on_request(handle)
   local headers = handle:headers()
+  local content_type = headers:get("content-type") or ""
+  local is_grpc = content_type:find("^application/grpc")
   begin_trace(headers)
+  strip_grpc(headers, is_grpc)
+  if is_grpc and is_compressed(headers) then
+    return handle:respond({[":status"] = "200", ["content-type"] = content_type:sub(1, 64), ["grpc-status"] = "12",
+      ["grpc-accept-encoding"] = "identity", ["grpc-message"] = "Send messages without compression."})
+  end
   if is_utf8(headers:get(":path") or "") then return end
   handle:respond({[":status"] = "400", ["content-type"] = "application/json"}, NOT_TEXT)
 end

@@ -8,17 +8,25 @@ formats that OpenAI does not have are named as vLLM names them.
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, ValidationError
+from pydantic import BeforeValidator, FailFast, Field, ValidationError
 
 from gateway import errors
 from gateway.errors import bad_parameter, public
 from gateway.faces.changes import checked_changes
 from gateway.faces.openai.fields import NotSupported, Strict, fault
 from gateway.faces.openai.formats import FormatFields, wanted_format
+from gateway.turn.checks import (
+    LOGIT_BIAS_COUNT_MAX,
+    LOGIT_BIAS_MAX,
+    MESSAGE_COUNT_MAX,
+    STOP_COUNT_MAX,
+)
 from gateway.turn.domain import CHOICE_COUNT_MAX, Ask, Message, Sampling
 from gateway.upstreams.conversation import Changes
 from mesh.chassis.errors import MeshError
 
+PART_COUNT_MAX = 1024
+TOKEN_ID_DIGITS_MAX = 10
 # What pydantic calls a body that is no JSON object.
 BODY_FAULTS = {"json_invalid", "json_type", "model_type", "model_attributes_type"}
 
@@ -29,8 +37,8 @@ def _text(content: Any) -> str:
         return content
     if content is None:
         return ""
-    if not isinstance(content, list):
-        raise fault("", "must be a string or a list of parts")
+    if not isinstance(content, list) or len(content) > PART_COUNT_MAX:
+        raise fault("", f"must be a string or a list of at most {PART_COUNT_MAX} parts")
     return "".join(_part(f"[{index}]", part) for index, part in enumerate(content))
 
 
@@ -48,7 +56,9 @@ def _part(path: str, part: Any) -> str:
 
 def _texts(stop: Any) -> tuple[str, ...]:
     texts = [stop] if isinstance(stop, str) else stop or []
-    if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
+    if not isinstance(texts, list) or len(texts) > STOP_COUNT_MAX:
+        raise fault("", f"must be a string or a list of at most {STOP_COUNT_MAX} strings")
+    if not all(isinstance(text, str) for text in texts):
         raise fault("", "must be a string or a list of strings")
     return tuple(texts)
 
@@ -56,12 +66,17 @@ def _texts(stop: Any) -> tuple[str, ...]:
 def _biases(biases: Any) -> dict[int, float]:
     if not isinstance(biases, dict | None):
         raise fault("", "must be an object of token ids and numbers")
+    # Before any becomes a number: numbers can be chosen so that all meet in one place of a dict.
+    if len(biases or {}) > LOGIT_BIAS_COUNT_MAX:
+        raise fault("", f"must have at most {LOGIT_BIAS_COUNT_MAX} entries")
     result = {}
     for token_id, bias in (biases or {}).items():
-        if not (token_id.isascii() and token_id.isdigit()):
+        if len(token_id) > TOKEN_ID_DIGITS_MAX or not (token_id.isascii() and token_id.isdigit()):
             raise fault("", f"{token_id[:20]!r} is no token id")
         if isinstance(bias, bool) or not isinstance(bias, int | float):
             raise fault(f".{token_id}", "must be a number")
+        if not -LOGIT_BIAS_MAX <= bias <= LOGIT_BIAS_MAX:  # also what is too large for a float
+            raise fault(f".{token_id}", f"must be from {-LOGIT_BIAS_MAX:g} to {LOGIT_BIAS_MAX:g}")
         result[int(token_id)] = float(bias)
     return result
 
@@ -84,7 +99,10 @@ class Body(FormatFields):
     """The body of a chat completion."""
 
     model: str = Field(min_length=1, max_length=200)
-    messages: list[ChatMessage] = Field(min_length=1)
+    # To the first fault: a body can hold a million messages, and each would be one.
+    messages: Annotated[list[ChatMessage], FailFast()] = Field(
+        min_length=1, max_length=MESSAGE_COUNT_MAX
+    )
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     max_tokens: int | None = Field(default=None, ge=1)
