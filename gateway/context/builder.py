@@ -18,6 +18,7 @@ from gateway.context.parts import (
     assemble,
     uncounted,
 )
+from gateway.context.room import bounded
 from gateway.context.source import OperatorPromptsFile
 from gateway.turn.domain import Caller, LeftOut, Message, ModelInfo, Prompt
 from gateway.upstreams.conversation import History
@@ -50,7 +51,7 @@ class ContextBuilder:
     async def build(
         self, model: ModelInfo, caller: Caller, history: History, messages: Sequence[Message]
     ) -> Context:
-        """The context of a turn.
+        """The context of a turn, without what is far too much for the model.
 
         Raises:
             MeshError: CONTEXT_LENGTH_EXCEEDED; SERVICE_UNAVAILABLE, TIMEOUT (nobody counts).
@@ -62,10 +63,11 @@ class ContextBuilder:
         ]
         counts = await self._counts(model, uncounted(model, parts))
         try:
-            return assemble(model, parts, counts)
+            context = assemble(model, parts, counts)
         except MeshError as error:  # a part that may not be shortened: for the operator to mend
             log.error("prompt_part_refused", model=model.id, **error.metadata)
             raise
+        return bounded(context)
 
     async def encode(self, context: Context, max_tokens: int, limit: int) -> Prompt:
         """The prompt of a context, as `Tokenizer.encode`; its failure tells the operator's share.

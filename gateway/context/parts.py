@@ -119,21 +119,24 @@ class Context:
         )
         return replace(self, parts=tuple(parts))
 
-    def left_out(self, dropped_message_count: int) -> tuple[LeftOut, ...]:
-        """All that the model does not read, one entry a part, in the order of the prompt.
+    @property
+    def left_out(self) -> tuple[LeftOut, ...]:
+        """All that the model does not read, one entry a part, in the order of the prompt."""
+        return tuple(part.left_out for part in self.parts if part.left_out)
+
+    def without(self, dropped_message_count: int) -> "Context":
+        """What the model reads, when so many messages do not fit.
 
         Args:
-            dropped_message_count: messages that Encode dropped, counted from the oldest that is
-                not a system message.
+            dropped_message_count: as Encode counts, from the oldest that is not a system message.
         """
-        found = []
+        parts = []
         for part in self.parts:
             droppable = [i for i, each in enumerate(part.messages) if each.role != "system"]
             gone = droppable[:dropped_message_count]
             dropped_message_count -= len(gone)
-            left_out = _sum(part.left_out, _dropped(part, gone))
-            found += [left_out] if left_out else []
-        return tuple(found)
+            parts.append(_lessened(part, gone))
+        return replace(self, parts=tuple(parts))
 
 
 def assemble(
@@ -263,6 +266,20 @@ def _costs(part: Part, counts: Counts) -> list[int]:
 def _cost(text: str, counts: Counts) -> int:
     # A token has at least one byte; some tokenizers write one more before a text.
     return counts.get(text, len(text.encode()) + 1)
+
+
+def _lessened(part: Part, gone: Sequence[int]) -> Part:
+    """The part without the messages of these indexes."""
+    if not gone:
+        return part
+    dropped = set(gone)
+    kept = [index for index in range(len(part.messages)) if index not in dropped]
+    return replace(
+        part,
+        messages=[part.messages[index] for index in kept],
+        token_counts=[part.token_counts[index] for index in kept] if part.token_counts else (),
+        left_out=_sum(part.left_out, _dropped(part, gone)),
+    )
 
 
 def _dropped(part: Part, gone: Sequence[int]) -> LeftOut | None:

@@ -106,7 +106,7 @@ class Prompt:
     # Tokens of one answer at most: asked for, or what context and tier leave.
     max_tokens: int
     dropped_message_count: int = 0
-    # One count a message of the conversation, the dropped ones 0.
+    # One count for each message that was not dropped.
     message_token_counts: Sequence[int] = ()
 
 

@@ -17,11 +17,11 @@ from chatmesh.billing.v1.billing_pb2 import HoldRequest
 from chatmesh.conversation.v1 import conversation_pb2
 from chatmesh.gateway.v1 import journal_pb2 as pb
 from gateway.context.builder import ContextBuilder
-from gateway.context.parts import MESSAGES
+from gateway.context.parts import MESSAGES, Context
 from gateway.settings import TurnLimits
 from gateway.turn.background import Background
 from gateway.turn.checks import check
-from gateway.turn.domain import Ask, Caller, LeftOut, Message, ModelInfo, Prompt, Started
+from gateway.turn.domain import Ask, Caller, Message, ModelInfo, Prompt, Started
 from gateway.turn.fair_queue import FairQueue
 from gateway.turn.stored import left_out_of_stored, left_out_to_stored
 from gateway.turn.threads import Threads
@@ -149,11 +149,10 @@ class Planner:
                 screened = await screening
                 if screened.masked:  # the model reads, and the thread keeps, the masked messages
                     context = context.masked(screened.masked)
-                    ask = replace(ask, messages=context.of(MESSAGES))
                     prompt = await self.context.encode(context, ask.max_tokens, prompt.max_tokens)
                     await self._raise_hold(hold, prompt)
-        left_out = context.left_out(prompt.dropped_message_count)
-        found = _Found(model, thread, prompt, left_out, hold, screened)
+        context = context.without(prompt.dropped_message_count)
+        found = _Found(model, thread, prompt, context, hold, screened)
         return Plan(_stored(ask, caller, found))
 
     async def is_served_as_planned(self, plan: Plan) -> bool:
@@ -206,7 +205,8 @@ class _Found:
     model: ModelInfo
     thread: Thread
     prompt: Prompt
-    left_out: Sequence[LeftOut]
+    # What the model reads.
+    context: Context
     hold: HoldRequest
     screened: Screened
 
@@ -230,9 +230,9 @@ def _stored(ask: Ask, caller: Caller, found: _Found) -> pb.TurnPlan:
         hold=found.hold,
         conversation_id=thread.id,
         conversation_is_new=thread.is_new,
-        messages=_kept(ask.messages, prompt) if thread.id else (),
-        dropped_message_count=sum(each.message_count for each in found.left_out),
-        left_out=map(left_out_to_stored, found.left_out),
+        messages=_kept(found.context.of(MESSAGES), prompt) if thread.id else (),
+        dropped_message_count=sum(each.message_count for each in found.context.left_out),
+        left_out=map(left_out_to_stored, found.context.left_out),
         policy_version=found.screened.policy_version,
         background=found.thread.background if ask.background is None else ask.background,
         include_usage=ask.include_usage,
@@ -242,6 +242,7 @@ def _stored(ask: Ask, caller: Caller, found: _Found) -> pb.TurnPlan:
 
 
 def _kept(messages: Sequence[Message], prompt: Prompt) -> list[conversation_pb2.NewMessage]:
+    """The new messages that the model read: what it did not is told, and kept nowhere."""
     counts = prompt.message_token_counts[-len(messages) :]
     return [
         to_stored(NewMessage(message, count))

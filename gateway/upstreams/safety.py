@@ -48,7 +48,7 @@ class Safety:
         request = pb.ScreenPromptRequest(
             subject=_subject(caller),
             messages=[
-                content_pb2.Message(role=ROLES[each.role], content=each.content)
+                content_pb2.Message(role=ROLES[each.role], content=each.content, name=each.name)
                 for each in messages
             ],
         )

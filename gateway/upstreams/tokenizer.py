@@ -59,7 +59,7 @@ class Tokenizer:
             token_ids=response.token_ids,
             max_tokens=max_tokens or min(response.answer_token_count_max, limit),
             dropped_message_count=response.dropped_message_count,
-            message_token_counts=_counts(messages, response),
+            message_token_counts=_counts(len(messages), response),
         )
 
     async def count(self, model: ModelInfo, texts: Sequence[str]) -> list[int]:
@@ -86,15 +86,8 @@ class Tokenizer:
         return min(self._answer_room_token_count, quarter)
 
 
-def _counts(messages: Sequence[Message], response: pb.EncodeResponse) -> list[int]:
-    """Spreads the counts of the kept messages over all; dropped ones (the oldest) count 0."""
-    kept = iter(response.message_token_counts)
-    to_drop = response.dropped_message_count
-    counts = []
-    for message in messages:
-        if message.role != "system" and to_drop:
-            to_drop -= 1
-            counts.append(0)
-        else:
-            counts.append(next(kept, 0))
-    return counts
+def _counts(message_count: int, response: pb.EncodeResponse) -> list[int]:
+    """Of the messages that were kept; one that tells none gives 0."""
+    kept = message_count - response.dropped_message_count
+    counts = list(response.message_token_counts)
+    return counts if len(counts) == kept else [0] * kept

@@ -12,6 +12,7 @@ from chatmesh.content.v1 import content_pb2
 from chatmesh.safety.v1 import safety_pb2
 from gateway.content import PARTS
 from gateway.context.parts import ORDER, Overflow
+from gateway.context.room import TOKEN_BYTES_MAX
 from gateway.context.source import OperatorPromptsFile
 from mesh.chassis.errors import MeshError
 from tests.support.fakes import CONTEXT, MODEL, Fakes, failure
@@ -258,6 +259,37 @@ async def test_what_was_left_out_is_told_in_the_typed_face():
     assert not asked.HasField("token_count")
 
 
+async def test_what_no_context_holds_is_neither_screened_nor_rendered_nor_stored():
+    fakes = Fakes()
+    fakes.tokenizer.drop = 2
+    messages = [user(f"{number} " + "x" * 4000) for number in range(250)]
+    async with running_gateway(fakes) as gateway:
+        answer = await gateway.post({"messages": messages, "store": True})
+        await gateway.background.finish()
+        refused = await gateway.post({"messages": [user("x" * 100_000)]})
+    bytes_max = CONTEXT * TOKEN_BYTES_MAX
+    (screened,) = fakes.safety.prompts
+    (rendered,) = fakes.tokenizer.requests
+    for request in (screened, rendered):
+        assert 0 < sum(len(each.content) for each in request.messages) <= bytes_max
+        assert request.messages[-1].content == messages[-1]["content"]
+    (left_out,) = answer.json["left_out"]
+    assert left_out == {"part": "messages", "messages": 250 - len(rendered.messages) + 2}
+    (appended,) = fakes.conversation.appended
+    *stored, _ = appended.messages
+    assert [each.content for each in stored] == [each.content for each in rendered.messages[2:]]
+    assert all(each.token_count for each in stored)
+    error = refused.json["error"]
+    assert (refused.status, error["code"]) == (400, "context_length_exceeded")
+    assert error["metadata"] == {"limit": str(CONTEXT), "count": str(100_000 // TOKEN_BYTES_MAX)}
+
+
+async def test_the_names_of_authors_are_screened():
+    async with running_gateway() as gateway:
+        await gateway.post({"messages": [user("Hi") | {"name": "Ada"}]})
+    assert [each.name for each in gateway.fakes.safety.prompts[0].messages] == ["Ada"]
+
+
 def test_every_part_that_can_be_left_out_has_its_word_in_the_contract():
     shortened = {rule.name for rule in ORDER if rule.overflow is not Overflow.REFUSE}
     assert PARTS.keys() == shortened
@@ -267,7 +299,7 @@ def test_every_part_that_can_be_left_out_has_its_word_in_the_contract():
 
 
 async def stored_counts(prompts: OperatorPromptsFile | None) -> list[int]:
-    """Token counts of three new messages, as the real tokenizer of the shipped model counts."""
+    """What the shipped model's own tokenizer counts of those of three new messages that fit."""
     fakes = Fakes()
     service = TokenizerService({MODEL: ChatTokenizer(read_folder(DEFAULT_MODEL), 1 << 20)})
     fakes.tokenizer = service
@@ -279,13 +311,13 @@ async def stored_counts(prompts: OperatorPromptsFile | None) -> list[int]:
     finally:
         service.close()
     assert answer.json["left_out"] == [{"part": "messages", "messages": 1}]
-    return [each.token_count for each in fakes.conversation.appended[0].messages[:3]]
+    stored = fakes.conversation.appended[0].messages
+    assert [each.content for each in stored[:-1]] == ["Be kind.", "Who are you?"]
+    return [each.token_count for each in stored[:-1]]
 
 
 async def test_stored_counts_are_the_same_behind_an_operators_prompt(document):
     plain = await stored_counts(None)
     assert await stored_counts(OperatorPromptsFile(document)) == plain
-    kind, dropped, last = plain
-    assert 0 < kind < 20
-    assert dropped == 0
-    assert 0 < last < 20
+    assert len(plain) == 2
+    assert all(0 < count < 20 for count in plain)

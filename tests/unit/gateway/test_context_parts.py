@@ -76,7 +76,7 @@ def test_no_part_passes_its_budget(parts):
 @given(parts_in_any_order(), st.integers(0, 40))
 def test_nothing_is_lost_without_being_told(parts, dropped):
     context = assemble(MODEL, parts, counted(parts), RULES)
-    told = {each.part: each.message_count for each in context.left_out(dropped)}
+    told = {each.part: each.message_count for each in context.without(dropped).left_out}
     # What the tokenizer keeps, when it drops the oldest messages that are not system messages.
     rest = [i for i, each in enumerate(context.messages) if each.role != "system"]
     read = {m.content for i, m in enumerate(context.messages) if i not in rest[:dropped]}
@@ -107,7 +107,7 @@ def test_left_out_names_the_messages_that_the_tokenizer_drops(roles, border, dro
     old, new = messages[:border], messages[border:]
     parts = [Part(OPERATOR, [Message("system", "Be kind.")]), Part(HISTORY, old)]
     context = assemble(MODEL, [*parts, Part(MESSAGES, new)], {})
-    told = context.left_out(sum(map(len, turns[:dropped_turns])))
+    told = context.without(sum(map(len, turns[:dropped_turns]))).left_out
     gone_old = sum(index < border for index in set(range(len(roles))) - set(kept))
     gone_new = len(roles) - len(kept) - gone_old
     wanted = [LeftOut("history", gone_old), LeftOut("messages", gone_new)]
@@ -142,17 +142,17 @@ def test_turns_leave_whole_oldest_first():
     part = Part(rule, messages, [tokens(text) for text in words], LeftOut("memory", 2, 9))
     context = assemble(MODEL, [part], {}, [rule])
     assert [each.content for each in context.messages] == words[2:]
-    assert context.left_out(0) == (LeftOut("memory", 4, 12),)
+    assert context.without(0).left_out == (LeftOut("memory", 4, 12),)
 
 
 def test_tokens_are_told_only_where_all_are_known():
     old = [Message("user", "a"), Message("assistant", "b"), Message("user", "c")]
     parts = [Part(HISTORY, old, [3, 4, 0]), Part(MESSAGES, [Message("user", "d")])]
     context = assemble(MODEL, parts, {})
-    assert context.left_out(0) == ()
-    assert context.left_out(2) == (LeftOut("history", 2, 7),)
-    assert context.left_out(3) == (LeftOut("history", 3),)
-    assert context.left_out(4) == (LeftOut("history", 3), LeftOut("messages", 1))
+    assert context.without(0).left_out == ()
+    assert context.without(2).left_out == (LeftOut("history", 2, 7),)
+    assert context.without(3).left_out == (LeftOut("history", 3),)
+    assert context.without(4).left_out == (LeftOut("history", 3), LeftOut("messages", 1))
 
 
 def test_a_part_that_may_not_be_shortened_is_refused():
@@ -202,4 +202,4 @@ def test_masks_reach_the_messages_that_were_screened_and_no_others():
     masked = context.masked(words)
     assert [each.content for each in masked.messages] == ["ours", "OLD", "SAID", "NEW"]
     assert [each.content for each in masked.of(MESSAGES)] == ["NEW"]
-    assert masked.left_out(2) == (LeftOut("history", 2, 11),)
+    assert masked.without(2).left_out == (LeftOut("history", 2, 11),)
