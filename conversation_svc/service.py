@@ -27,6 +27,7 @@ from conversation_svc.thread import (
     content_digest,
     is_thread_id,
     message_parts,
+    page_of,
 )
 from conversation_svc.wire import (
     message_to_proto,
@@ -97,9 +98,10 @@ class ThreadReadService(conversation_pb2_grpc.ThreadReadServiceServicer):
             (behind,) = pages.place_of(list_name, request.page_token, (_position,)) or (0,)
             # Also tells a deleted thread from an empty page, and where the list ends.
             thread = await self._store.get_thread(request.account_id, request.thread_id)
-            page = await self._store.list_messages(
+            found = await self._store.list_messages(
                 request.account_id, request.thread_id, behind, size
             )
+            page = page_of(found)
         token = ""
         if page and page[-1][0] < thread.message_count:
             token = pages.page_token(list_name, (str(page[-1][0]),))

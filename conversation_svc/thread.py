@@ -8,6 +8,7 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
+from json.encoder import encode_basestring
 from unicodedata import category
 
 from chatmesh.content.v1.content_pb2 import ROLE_SYSTEM, ROLE_USER, Role
@@ -267,6 +268,19 @@ def selected(
     newest = set(map(id, others[len(others) - kept :]))
     chosen = (m for m in tail.messages if m.role == ROLE_SYSTEM or id(m) in newest)
     return replace(tail, messages=tuple(chosen))
+
+
+def page_of(found: Sequence[tuple[int, Message]]) -> Sequence[tuple[int, Message]]:
+    """The first of some messages, as many as one answer may have; at least one.
+
+    A page ends as JSON, in which a control character takes six bytes.
+    """
+    size = 0
+    for count, (_, message) in enumerate(found):
+        size += len(encode_basestring(message.content).encode())
+        if count and size > ANSWER_BYTE_COUNT_MAX:
+            return found[:count]
+    return found
 
 
 def content_digest(*parts: object) -> bytes:

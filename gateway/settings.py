@@ -40,6 +40,8 @@ class TurnLimits(BaseSettings):
     node_attempt_count_max: int = Field(default=7, ge=1, le=32)
     # Doubles with each attempt: 7 attempts wait 12.6 s in all, longer than a node needs to return.
     node_backoff_s: float = Field(default=0.2, ge=0)
+    # How long an answer that has begun, or whose turn has, waits for full nodes before it fails.
+    full_wait_s_max: float = Field(default=60.0, ge=0, le=600)
     # Doubles too: 6 attempts wait 6.3 s in all. Nothing leaves meanwhile.
     safety_attempt_count_max: int = Field(default=6, ge=0, le=32)
     safety_backoff_s: float = Field(default=0.1, ge=0)

@@ -17,6 +17,9 @@ PENALTY_MAX = 2.0
 LOGIT_BIAS_COUNT_MAX = 300
 LOGIT_BIAS_MAX = 100.0
 TOP_LOGPROBS_MAX = 20
+# Of a turn: each is some 25 bytes between services and in the journal (4 MB in all, half of what a
+# message may have) and 75 as JSON.
+LOGPROB_COUNT_MAX = 128 << 10
 TOP_K_MAX = (1 << 32) - 1
 SCHEMA_BYTES_MAX = 64 << 10
 REGEX_BYTES_MAX = 4 << 10
@@ -45,8 +48,21 @@ def check(ask: Ask, tier: str, limits: TurnLimits) -> None:
     _within("top_logprobs", ask.top_logprobs, 0, TOP_LOGPROBS_MAX, "tokens")
     if ask.top_logprobs and not ask.logprobs:
         raise bad_parameter("top_logprobs", "top_logprobs needs logprobs to be true.")
+    if ask.max_tokens > logprob_token_count_max(ask):
+        raise bad_parameter(
+            "logprobs",
+            f"n × max_tokens × (1 + top_logprobs) must be at most {LOGPROB_COUNT_MAX} with "
+            "logprobs: lower one of them.",
+        )
     if ask.response_format:
         _check_format(ask.response_format)
+
+
+def logprob_token_count_max(ask: Ask) -> int:
+    """Most tokens of one answer whose log probabilities can be told."""
+    if not ask.logprobs:
+        return TOKEN_ID_MAX
+    return LOGPROB_COUNT_MAX // (ask.n * (1 + ask.top_logprobs))
 
 
 def _check_format(wanted: ResponseFormat) -> None:

@@ -20,7 +20,7 @@ from gateway.context.builder import ContextBuilder
 from gateway.context.parts import MESSAGES, Context
 from gateway.settings import TurnLimits
 from gateway.turn.background import Background
-from gateway.turn.checks import check
+from gateway.turn.checks import check, logprob_token_count_max
 from gateway.turn.domain import Ask, Caller, Message, ModelInfo, Prompt, Started
 from gateway.turn.fair_queue import FairQueue
 from gateway.turn.stored import left_out_of_stored, left_out_to_stored
@@ -143,7 +143,9 @@ class Planner:
         thread = await self.threads.open(ask, caller, model)
         context = await self.context.build(model, caller, thread.history, ask.messages)
         async with running(self.safety.screen_prompt(caller, context.screened)) as screening:
-            limit = self.limits.answer_token_count_max[caller.tier]
+            limit = min(
+                self.limits.answer_token_count_max[caller.tier], logprob_token_count_max(ask)
+            )
             prompt = await self.context.encode(context, ask.max_tokens, limit)
             async with self._held(ask, caller, prompt) as hold:
                 screened = await screening

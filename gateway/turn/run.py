@@ -115,7 +115,7 @@ class Run:
         self._is_stopped = self._is_answering = self._is_stuck = False
         self._watchdog = Watchdog(means.limits.turn_stall_s, now)
         # What is being made.
-        self._choices: Sequence[Choice] = ()
+        self._choices: list[Choice] = []
         self._is_waiting_for_readers = False
 
     @property
@@ -212,23 +212,31 @@ class Run:
         if self.plan.stored.safe_text:
             return self._say_safe_text()
         async with AsyncExitStack() as stack:
-            unfinished = [answer for answer in self.answers if not answer.is_finished]
-            choices = self._choices = [
-                await stack.enter_async_context(self._choice(answer)) for answer in unfinished
-            ]
-            for choice in choices:
-                await choice.accepted()
+            first, *others = (answer for answer in self.answers if not answer.is_finished)
+            # The first one is admitted or refused for all: what follows waits for its place.
+            choice = await stack.enter_async_context(self._choice(first, self._is_adopted))
+            self._choices = [choice]
+            await choice.accepted()
             self._say_started()
-            if len(choices) == 1:
-                return await choices[0].run(self._publish, self._room)
+            for answer in others:
+                other = await stack.enter_async_context(self._choice(answer, is_begun=True))
+                self._choices.append(other)
+            if not others:
+                return await choice.run(self._publish, self._room)
             async with asyncio.TaskGroup() as group:
-                for choice in choices:
-                    group.create_task(choice.run(self._publish, self._room))
+                for each in self._choices:
+                    group.create_task(self._run_choice(each))
         return None
 
-    def _choice(self, answer: Answer) -> Choice:
+    async def _run_choice(self, choice: Choice) -> None:
+        await choice.accepted()
+        await choice.run(self._publish, self._room)
+
+    def _choice(self, answer: Answer, is_begun: bool) -> Choice:
         job = self.plan.job.choice(answer.choice_index)
-        frames = self._means.generator.generate(job, answer.token_ids, self._attempt)
+        frames = self._means.generator.generate(
+            job, answer.token_ids, self._attempt, is_begun=is_begun
+        )
         return Choice(answer, frames, self._means.safety.screen_reply(self.plan.caller, answer))
 
     def _say_started(self) -> None:

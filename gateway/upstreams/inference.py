@@ -46,6 +46,8 @@ LOAD_INTERVAL_MS = 50
 MOVABLE_CODES = {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED}
 # Refusals that no wait will mend: with no other node left, the client hears of them at once.
 REFUSALS = {"QUEUE_FULL", "DEADLINE_UNREACHABLE", "MODEL_NOT_FOUND", "REQUEST_TOO_LARGE"}
+# Of these, those that a wait may mend.
+FULL = {"QUEUE_FULL", "DEADLINE_UNREACHABLE"}
 MOVABLE_REASONS = {"DRAINING", *REFUSALS}
 
 
@@ -72,6 +74,11 @@ class NodeError(Exception):
     def is_refusal(self) -> bool:
         """Whether the same node will say the same in a moment."""
         return self._failure.reason in REFUSALS
+
+    @property
+    def is_full(self) -> bool:
+        """Whether the same node may take it a while later."""
+        return self._failure.reason in FULL
 
     @property
     def public(self) -> MeshError:

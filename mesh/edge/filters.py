@@ -10,6 +10,8 @@ from mesh.xds import RETRY_ELSEWHERE, RETRY_ON_REPEATABLE, Resource, seconds, ty
 
 HTTP = "envoy.extensions.filters.http."
 COMPRESSED_BYTES_MIN = 512
+# As the chassis has it: what one gRPC message may have.
+MESSAGE_BYTES_MAX = 8 << 20
 LUA_SOURCE = Path(__file__).with_name("answers.lua")
 
 
@@ -118,4 +120,6 @@ def _transcoder(inputs: EdgeInputs) -> Resource:
         },
         print_options={"preserve_proto_field_names": True},
         max_request_body_size=inputs.limits.request_body_bytes_max + FRAMING_BYTES_MAX,
+        # A whole answer in one message; by itself Envoy gives up at some megabytes (500).
+        max_response_body_size=MESSAGE_BYTES_MAX + FRAMING_BYTES_MAX,
     )

@@ -129,6 +129,47 @@ async def test_sampling_parameters_reach_the_node_by_either_face():
     assert off.sampling.top_k == 0
 
 
+async def test_an_answer_with_more_than_a_message_holds_comes_whole():
+    fakes = Fakes()
+    frames = [f"{number} " + "x" * 60_000 for number in range(20)]
+    fakes.inference.scripts = [Script(frames)]
+    async with running_gateway(fakes) as gateway:
+        answer = await gateway.post({"logprobs": True, "top_logprobs": 1, "max_tokens": 4000})
+        await gateway.background.finish()
+    assert answer.status == 200
+    assert len(answer.body) > 8 << 20  # what one message may have
+    assert len(answer.messages) > 1
+    (choice,) = answer.json["choices"]
+    assert choice["message"]["content"] == "".join(frames)
+    assert len(choice["logprobs"]["content"]) == sum(len(each.split()) for each in frames)
+    assert fakes.billing.settled
+
+
+@pytest.mark.parametrize(
+    ("fields", "is_refused"),
+    [
+        ({"max_tokens": 1561, "n": 4, "top_logprobs": 20}, True),
+        ({"max_tokens": 1560, "n": 4, "top_logprobs": 20}, False),
+        ({"max_tokens": 16_384, "n": 4, "top_logprobs": 1}, False),
+        ({"max_tokens": 16_384, "n": 4, "top_logprobs": 2}, True),
+        ({"n": 4, "top_logprobs": 20}, False),
+    ],
+)
+async def test_log_probabilities_are_bounded_before_they_cost_anything(fields, is_refused):
+    fakes = Fakes()
+    fakes.tokenizer.context = 100_000
+    async with running_gateway(fakes) as gateway:
+        answer = await gateway.post({"logprobs": True, **fields})
+    if is_refused:
+        assert (answer.status, answer.json["error"]["param"]) == (400, "logprobs")
+        assert fakes.billing.calls == []
+    else:
+        assert answer.status == 200
+        assert {each.max_tokens for each in fakes.inference.requests} == {
+            fields.get("max_tokens", 1560)
+        }
+
+
 async def test_log_probabilities_come_back_typed():
     fakes = Fakes()
     fakes.inference.scripts = [Script(["Hi", " there"])]

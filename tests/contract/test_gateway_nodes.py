@@ -8,10 +8,11 @@ import pytest
 from chatmesh.content.v1 import content_pb2
 from chatmesh.inference.v1 import inference_pb2
 from chatmesh.mesh.v1 import mesh_pb2
+from gateway.turn import generation
 from gateway.upstreams.inference import Inference
 from gateway.upstreams.pool import Pool
 from gateway.upstreams.watch import watch
-from tests.support.fakes import Fakes, Script, failure
+from tests.support.fakes import FakeInference, Fakes, Script, failure
 from tests.support.gateway_turns import TURN, identity, running_gateway
 from tests.support.loopback import loopback
 
@@ -115,6 +116,71 @@ async def test_when_all_are_full_the_client_is_told_at_once_when_to_come_back():
     assert (answer.status, answer.json["error"]["code"]) == (503, "overloaded")
     assert int(answer.headers["retry-after"]) >= 1
     assert len(fakes.inference.requests) == 2
+
+
+class Refusing(FakeInference):
+    """Full for some choices, so many times."""
+
+    def __init__(self, refusals: dict[int, int], error=FULL) -> None:
+        super().__init__()
+        self.refusals, self.error = refusals, error
+
+    async def Generate(self, request, context):  # noqa: N802
+        if self.refusals.get(request.choice_index):
+            self.refusals[request.choice_index] -= 1
+            raise self.error
+        async for response in super().Generate(request, context):
+            yield response
+
+
+@pytest.fixture
+def short_waits(monkeypatch):
+    monkeypatch.setattr(generation, "FULL_WAIT_S", 0.01)
+
+
+@pytest.mark.parametrize("reason", ["QUEUE_FULL", "DEADLINE_UNREACHABLE"])
+async def test_what_is_refused_of_an_answer_of_several_waits_for_its_place(short_waits, reason):
+    error = failure(grpc.StatusCode.RESOURCE_EXHAUSTED, reason)
+    fakes = Fakes(inference=Refusing({3: 12, 1: 1}, error))
+    async with running_gateway(fakes) as gateway:
+        answer = await gateway.post({"n": 4})
+        await gateway.background.finish()
+    texts = [each["message"]["content"] for each in answer.json["choices"]]
+    assert texts == ["Hello wide world."] * 4
+    # Each is generated once, under an attempt of its own.
+    assert sorted(each.choice_index for each in fakes.inference.requests) == [0, 1, 2, 3]
+    attempts = {each.choice_index: each.attempt for each in fakes.inference.requests}
+    assert attempts == {0: 0, 1: 1, 2: 0, 3: 12}
+    assert fakes.billing.settled[TURN].output_token_count == 4 * 4
+
+
+async def test_the_first_of_several_answers_is_refused_for_all_and_nothing_is_generated():
+    fakes = Fakes(inference=Refusing({0: 99}))
+    async with running_gateway(fakes) as gateway:
+        answer = await gateway.post({"n": 4})
+        await gateway.background.finish()
+    assert (answer.status, answer.json["error"]["code"]) == (503, "overloaded")
+    assert fakes.inference.requests == []
+    assert fakes.billing.released == [TURN]
+
+
+async def test_an_answer_that_was_begun_waits_for_the_other_node_to_have_room(short_waits):
+    fakes = broken_after(2)
+    broken, rest = fakes.inference.scripts
+    full = Script(WORDS, break_after=0, error=FULL)
+    fakes.inference.scripts = [broken, full, full, rest]
+    async with running_gateway(fakes) as gateway:
+        gateway.pool.replace({"inference-1": "a", "inference-2": "b"})
+        answer = await gateway.post({})
+    assert answer.json["choices"][0]["message"]["content"] == "One two three four"
+
+
+async def test_the_wait_for_full_nodes_has_an_end(short_waits):
+    fakes = Fakes(inference=Refusing({1: 999}))
+    async with running_gateway(fakes, full_wait_s_max=0.05, node_attempt_count_max=1) as gateway:
+        answer = await gateway.post({"n": 2})
+        await gateway.background.finish()
+    assert (answer.status, answer.json["error"]["code"]) == (503, "overloaded")
 
 
 async def test_a_conversation_stays_with_its_node():

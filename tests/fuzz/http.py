@@ -56,6 +56,8 @@ SERVED = {
 }
 DEPTH_MAX = 6
 BOMB_BYTES = 64 << 20
+# Lists of so many entries are repeated: no more, or a body becomes gigabytes.
+REPEATED_COUNT_MAX = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,8 +145,8 @@ def _spoil(rng: random.Random, body: dict[str, Any]) -> None:
             place[key] = rng.choice(NUMBERS)
         case 4:
             place[key] = rng.choice(STRINGS)
-        case 5 if isinstance(inner, list):
-            inner += inner * rng.choice((1, 5, 2000))
+        case 5 if isinstance(inner, list) and len(inner) <= REPEATED_COUNT_MAX:
+            inner += inner * rng.choice((1, 5, 600))
         case _:
             place[key] = atom(rng)
     if rng.random() < 0.1:

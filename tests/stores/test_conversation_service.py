@@ -1,6 +1,7 @@
 """The contract of the conversation store, over a real wire, PostgreSQL and Redis."""
 
 import asyncio
+import json
 from datetime import timedelta
 
 import asyncpg
@@ -224,6 +225,26 @@ async def test_pages_put_together_are_the_whole_list(
         whole = await world.all_messages(thread_id, 1000)
         assert await world.all_messages(thread_id, page_size) == whole
         assert len(whole) == (await world.tail(thread_id)).thread.message_count
+
+
+async def test_a_page_is_bounded_by_what_it_is_as_json(world: World) -> None:
+    # Six bytes each there: what fits a page as text was more than a message may have as JSON.
+    texts = [f"{number}" + "\x01" * 100_000 for number in range(12)]
+    thread = await world.thread(*map(user, texts))
+    request = pb.ListMessagesRequest(
+        account_id=world.account, thread_id=thread, page_size=1000, page_token=""
+    )
+    listed: list[str] = []
+    while True:
+        page = await world.read.ListMessages(request)
+        found = [each.content for each in page.messages]
+        assert 1 <= len(found) <= 5
+        assert len(json.dumps(found)) < 4 << 20
+        listed += found
+        request.page_token = page.next_page_token
+        if not page.next_page_token:
+            break
+    assert listed == texts
 
 
 async def test_bad_page_tokens(world: World) -> None:

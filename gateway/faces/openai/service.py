@@ -73,7 +73,7 @@ class OpenAIService(gateway_pb2_grpc.OpenAIServiceServicer):
         elif wanted.ask.background:
             await write_view(view, answer)
         else:
-            await write_completion(following, answer)
+            await write_completion(following, answer, self._limits)
 
     async def FollowTurn(  # type: ignore[override]  # noqa: N802
         self, request: pb.FollowTurnRequest, context: Context

@@ -25,6 +25,8 @@ JSON = "application/json"
 STATUS_KEY = "x-http-status"
 ACCEPTED = 202
 NO_CACHE = ("cache-control", "no-cache")
+# Of a body, in one message: far below what a message may have.
+PIECE_BYTES = 1 << 20
 # Opens the body of a reader that may have nothing to read for a while.
 OPENING = b": following\n\n"
 
@@ -77,8 +79,9 @@ async def write_events(
             await client.write(chunks.error(shown(error)))
 
 
-async def write_completion(following: Following, context: Context) -> None:
-    """Writes the whole turn as one body, when it has ended."""
+async def write_completion(following: Following, context: Context, limits: TurnLimits) -> None:
+    """Writes the whole turn as one body, when it has ended; in pieces, where one would be too large
+    for a message."""
     completion = Completion(following.started)
     try:
         async with aclosing(following.events()) as batches:
@@ -91,7 +94,15 @@ async def write_completion(following: Following, context: Context) -> None:
         await context.write(await refused(context, error))
         return
     await context.send_initial_metadata(headers_of(following.started))
-    await context.write(httpbody_pb2.HttpBody(content_type=JSON, data=completion.body()))
+    body = completion.body()
+    try:
+        for begin in range(0, len(body), PIECE_BYTES):
+            piece = httpbody_pb2.HttpBody(content_type=JSON, data=body[begin : begin + PIECE_BYTES])
+            async with asyncio.timeout(limits.reader_stall_s_max):
+                await context.write(piece)
+    except TimeoutError as error:
+        # A status cannot overtake the message that is stuck.
+        raise asyncio.CancelledError from error
 
 
 async def write_view(view: View, context: Context) -> None:
