@@ -1,6 +1,5 @@
 """Starts the meter: settings, stores, services, consumer and jobs, serve."""
 
-import asyncio
 import sys
 
 from billing_svc.account_service import AccountAdminService, KeyService
@@ -35,28 +34,20 @@ async def start(node: Node) -> None:
     jobs = Jobs(quota, ledger, consumer, settings)
     audits = AuditStore(store, settings.audit_bounds)
     repairs = RepairStore(store, settings.audit_bounds)
-    serving = asyncio.ensure_future(
-        node.serve(
-            [
-                (rpc.add_KeyServiceServicer_to_server, KeyService(accounts)),
-                (rpc.add_AccountAdminServiceServicer_to_server, AccountAdminService(accounts)),
-                (rpc.add_QuotaServiceServicer_to_server, QuotaService(quota, prices)),
-                (rpc.add_UsageServiceServicer_to_server, UsageService(ledger, prices)),
-                (rpc.add_AuditServiceServicer_to_server, AuditService(audits, repairs)),
-            ]
-        )
-    )
-    work = (consumer.run(), jobs.run(), AuditJob(audits, settings).run(), prices.watch())
-    background = [asyncio.ensure_future(one) for one in work]
+    audit = AuditJob(audits, settings)
+    works = {"usage": consumer.run, "jobs": jobs.run, "audit": audit.run, "prices": prices.watch}
     try:
-        # The background never ends by itself: if it does, the process must fall, to be restarted.
-        done, _ = await asyncio.wait([serving, *background], return_when=asyncio.FIRST_COMPLETED)
-        for task in done:
-            task.result()
+        async with node.keeping(**works):
+            await node.serve(
+                [
+                    (rpc.add_KeyServiceServicer_to_server, KeyService(accounts)),
+                    (rpc.add_AccountAdminServiceServicer_to_server, AccountAdminService(accounts)),
+                    (rpc.add_QuotaServiceServicer_to_server, QuotaService(quota, prices)),
+                    (rpc.add_UsageServiceServicer_to_server, UsageService(ledger, prices)),
+                    (rpc.add_AuditServiceServicer_to_server, AuditService(audits, repairs)),
+                ]
+            )
     finally:
-        for task in background:
-            task.cancel()
-        await asyncio.gather(*background, return_exceptions=True)
         await quota.close()
         await redis.aclose()
         await store.close()

@@ -1,7 +1,7 @@
 """Starts the conversation store: settings, stores, services, purge, serve."""
 
-import asyncio
 from datetime import timedelta
+from functools import partial
 
 from chatmesh.conversation.v1.conversation_pb2_grpc import (
     add_ThreadReadServiceServicer_to_server,
@@ -22,14 +22,14 @@ async def start(node: Node) -> None:
     store = await Store.connect(database_url, settings.connection_count_max)
     hot = HotTail.connect(settings.redis_url.get_secret_value(), settings.tail_ttl_s)
     keep = timedelta(days=settings.purge_after_days)
-    purging = asyncio.create_task(keep_purging(store, utc_now, keep, settings.purge_interval_s))
-    await node.serve(
-        [
-            (add_ThreadReadServiceServicer_to_server, ThreadReadService(store, hot)),
-            (add_ThreadWriteServiceServicer_to_server, ThreadWriteService(store, hot)),
-        ]
-    )
-    purging.cancel()
+    purge = partial(keep_purging, store, utc_now, keep, settings.purge_interval_s)
+    async with node.keeping(purge=purge):
+        await node.serve(
+            [
+                (add_ThreadReadServiceServicer_to_server, ThreadReadService(store, hot)),
+                (add_ThreadWriteServiceServicer_to_server, ThreadWriteService(store, hot)),
+            ]
+        )
     await hot.close()
     await store.close()
 

@@ -1,6 +1,6 @@
 """Wires the gateway."""
 
-import asyncio
+import contextlib
 from collections.abc import Sequence
 
 from envoy.service.auth.v3.external_auth_pb2_grpc import add_AuthorizationServicer_to_server
@@ -49,22 +49,21 @@ async def start(node: Node) -> None:
         admission=admission,
     )
     services = wire(place, node.channel_to)
-    views = node.watch_instances("inference")
-    keeping = [
-        asyncio.create_task(watch(pool, services.inference, views)),
-        asyncio.create_task(services.turns.keep()),
-        asyncio.create_task(prompts.follow()),
-    ]
-    await journal.prepare()
-    try:
+
+    async def watch_nodes() -> None:
+        await watch(pool, services.inference, node.watch_instances("inference"))
+
+    async with contextlib.AsyncExitStack() as stack:
+        stack.push_async_callback(client.aclose)
+        await stack.enter_async_context(
+            node.keeping(
+                nodes=watch_nodes, turns=services.turns.keep, operator_prompts=prompts.follow
+            )
+        )
+        await journal.prepare()
         await node.serve(_registrations(services, admission))
         await services.turns.close()
         await background.finish()
-    finally:
-        for task in keeping:
-            task.cancel()
-        await asyncio.wait(keeping)
-        await client.aclose()
 
 
 def _registrations(services: Services, admission: Admission) -> Sequence[Registration]:

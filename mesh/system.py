@@ -15,6 +15,7 @@ import grpc
 from chatmesh.mesh.v1 import mesh_pb2
 from mesh import credentials, redis_users, schema, stores
 from mesh.chassis import identity
+from mesh.chassis.background import Work, kept
 from mesh.edge.bootstrap import BOOTSTRAP_FILE, discard_files, envoy_command
 from mesh.home import PROJECT, Home
 from mesh.operator import Operator, join
@@ -61,7 +62,7 @@ class System:
         await self._start_stores()
         await self._await_file(self._home.control / "join-address", "control-1")
         own = await join(self._home)
-        self._tasks.append(asyncio.create_task(self._keep_operator(own)))
+        self._keep("operator", partial(self._keep_operator, own))
         discard_files(self._edge_dir)
         instances = self._start_services()
         await self._await_file(self._edge_dir / BOOTSTRAP_FILE, "edge-1")
@@ -128,7 +129,7 @@ class System:
             except redis_users.RedisUsersError as error:
                 self._say("redis", f"shared by all services, which have no users there ({error})")
                 return dict.fromkeys(users, url)
-            self._tasks.append(asyncio.create_task(redis_users.keep(url, users)))
+            self._keep("redis_users", partial(redis_users.keep, url, users))
         return {name: user.url(url) for name, user in users.items()}
 
     # -- processes ---------------------------------------------------------------------------
@@ -220,9 +221,15 @@ class System:
         """The whole environment of a process: what the topology lets it see, and what is its."""
         return process_environment(self._topology, self._settings, service, os.environ, own)
 
+    def _keep(self, name: str, work: Work) -> None:
+        """Keeps work of our own going; the supervisor ends for none of it."""
+        self._tasks.append(asyncio.create_task(kept(name, work, ends_max=None), name=name))
+
     async def _keep_operator(self, own: identity.Identity) -> None:
         while True:
-            await identity.keep_renewed(self._home.control_address(), own, self._home.operator)
+            with contextlib.suppress(identity.CertificateExpiredError):
+                address = self._home.control_address()
+                await identity.keep_renewed(address, own, self._home.operator)
             await join(self._home)
 
     # -- waiting -----------------------------------------------------------------------------

@@ -1,7 +1,6 @@
 """Starts the safety service: settings, policy, back end, audit, serve."""
 
-import asyncio
-import contextlib
+from functools import partial
 
 from chatmesh.safety.v1.safety_pb2_grpc import add_SafetyServiceServicer_to_server
 from mesh.chassis import Node, run
@@ -19,17 +18,17 @@ async def start(node: Node) -> None:
     policies = PolicySource(settings.policy_file)
     policies.refresh()
     backend = chosen(settings, node.channel_to)
-    follower = asyncio.create_task(policies.follow(settings.policy_poll_interval_s))
+    follow = partial(policies.follow, settings.policy_poll_interval_s)
     store = PostgresAuditStore(settings.database_url)
     try:
-        async with Audit(store, settings.audit_timeout_ms / 1000) as audit:
+        async with (
+            node.keeping(policy=follow),
+            Audit(store, settings.audit_timeout_ms / 1000) as audit,
+        ):
             service = SafetyService(policies, audit, backend)
             await node.serve([(add_SafetyServiceServicer_to_server, service)])
             await service.finish()
     finally:
-        follower.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await follower
         if backend:
             await backend.close()
         await store.close()

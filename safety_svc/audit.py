@@ -17,6 +17,7 @@ import grpc
 import structlog
 from prometheus_client import Counter, Histogram
 
+from mesh.chassis.background import kept
 from mesh.chassis.errors import MeshError
 from mesh.chassis.postgres import StoreUnavailableError
 from safety_svc.detectors.base import Finding
@@ -184,7 +185,7 @@ class Audit:
         self._writer: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> "Audit":
-        self._writer = asyncio.create_task(self._write())
+        self._writer = asyncio.create_task(kept("audit", self._write, ends_max=None))
         return self
 
     async def __aexit__(self, *_: object) -> None:

@@ -3,6 +3,7 @@
 errors      the one error type, and its form on the wire
 enums       the words of a contract's enum
 settings    what the supervisor tells a process
+background  work that goes on as long as the process
 identity    key, certificate, renewal
 bootstrap   the xDS client's configuration
 lease       registration, policies

@@ -10,6 +10,7 @@ import datetime
 import os
 import random
 import shutil
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,12 +22,25 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
 from chatmesh.mesh.v1 import mesh_pb2, mesh_pb2_grpc
+from mesh.chassis.background import GiveUpError
 from mesh.chassis.files import write_private
 
 JOIN_TIMEOUT_S = 10.0
 RENEW_RETRY_S = 1.0
+# The wall clock, by which certificates end, is looked at this often: it jumps, and goes on while
+# the machine sleeps, when no timer does.
+CLOCK_INTERVAL_S = 1.0
 
 log = structlog.get_logger()
+
+
+class CertificateExpiredError(GiveUpError):
+    """The certificate is not valid (any more): only a new join token helps."""
+
+
+def utc_now() -> datetime.datetime:
+    """The wall clock."""
+    return datetime.datetime.now(datetime.UTC)
 
 
 @dataclass(frozen=True)
@@ -76,19 +90,27 @@ def new_key() -> tuple[bytes, bytes]:
 
 
 def publish(state_dir: Path, key: bytes, certificate_chain: str, trust_bundle: str) -> Identity:
-    """Writes a new version of the identity and switches to it in one rename."""
+    """Writes a new version of the identity and switches to it in one rename.
+
+    Raises:
+        OSError: it cannot be written; the version before stays in force, and nothing of this one.
+    """
     versions = state_dir / "identity.d"
     versions.mkdir(mode=0o700, parents=True, exist_ok=True)
     taken = sorted(int(path.name) for path in versions.iterdir() if path.name.isdigit())
     version = versions / str(taken[-1] + 1 if taken else 1)
-    version.mkdir(mode=0o700)
-    write_private(version / "tls.key", key)
-    (version / "tls.crt").write_text(certificate_chain)
-    (version / "ca.crt").write_text(trust_bundle)
     link, scratch = state_dir / "identity", state_dir / "identity.new"
-    scratch.unlink(missing_ok=True)
-    scratch.symlink_to(Path("identity.d") / version.name)
-    os.replace(scratch, link)
+    try:
+        version.mkdir(mode=0o700)
+        write_private(version / "tls.key", key)
+        (version / "tls.crt").write_text(certificate_chain)
+        (version / "ca.crt").write_text(trust_bundle)
+        scratch.unlink(missing_ok=True)
+        scratch.symlink_to(Path("identity.d") / version.name)
+        os.replace(scratch, link)
+    except OSError:
+        shutil.rmtree(version, ignore_errors=True)
+        raise
     # The one before stays for readers that are between two files.
     for old in taken[:-1]:
         shutil.rmtree(versions / str(old), ignore_errors=True)
@@ -124,26 +146,47 @@ async def renew(address: str, identity: Identity, state_dir: Path) -> None:
     publish(state_dir, key, answer.certificate_chain_pem, answer.trust_bundle_pem)
 
 
-async def keep_renewed(address: str, identity: Identity, state_dir: Path) -> None:
+async def keep_renewed(
+    address: str,
+    identity: Identity,
+    state_dir: Path,
+    *,
+    now: Callable[[], datetime.datetime] = utc_now,
+    sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+) -> None:
     """Renews at half of each lifetime (a little spread), for ever.
 
-    A control plane that is away is tried again every second. Returns when the certificate has
-    expired: only a new join token helps then, so the process must end and be started anew.
+    A control plane that is away, and a disk that is full, are tried again every second.
+
+    Args:
+        address: host:port of the control plane.
+        identity: to be renewed.
+        state_dir: where the next version goes.
+        now: the wall clock.
+        sleep: waits seconds of a clock that may stand still while the wall clock goes on.
+
+    Raises:
+        CertificateExpiredError: the certificate has expired, for example while the machine slept,
+            or the clock was set back to before it was issued. Only a new join token helps then, so
+            the process must end and be started anew.
+        OSError, ValueError: the certificate in force cannot be read.
     """
     while True:
         begin, end = identity.validity()
-        lifetime_s = (end - begin).total_seconds()
-        remaining_s = (end - datetime.datetime.now(datetime.UTC)).total_seconds()
         spread = random.uniform(0.45, 0.55)  # noqa: S311 - spreads load, protects nothing
-        await asyncio.sleep(max(remaining_s - lifetime_s * spread, 0))
-        while datetime.datetime.now(datetime.UTC) < end:
+        due = begin + (end - begin) * spread
+        while begin <= now() < due:
+            await sleep(min((due - now()).total_seconds(), CLOCK_INTERVAL_S))
+        while begin <= now() < end:
             try:
                 await renew(address, identity, state_dir)
                 log.info("certificate_renewed", expires=identity.validity()[1].isoformat())
                 break
-            except grpc.RpcError as error:
-                log.warning("certificate_renewal_failed", code=error.code().name)
-                await asyncio.sleep(RENEW_RETRY_S)
+            except (grpc.RpcError, OSError, ValueError) as error:
+                code = error.code().name if isinstance(error, grpc.RpcError) else ""
+                log.warning("certificate_renewal_failed", error=type(error).__name__, code=code)
+                await sleep(RENEW_RETRY_S)
         else:
-            log.error("certificate_expired", remedy="restart the process with a new join token")
-            return
+            raise CertificateExpiredError(
+                f"the certificate is valid from {begin.isoformat()} to {end.isoformat()} only"
+            )

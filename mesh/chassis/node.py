@@ -6,7 +6,7 @@ import gc
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -15,6 +15,7 @@ import uvloop
 
 from chatmesh.mesh.v1 import mesh_pb2
 from mesh.chassis import bootstrap, identity, lease, telemetry
+from mesh.chassis.background import Work, keeping
 from mesh.chassis.channel import MeshChannel, open_xds_channel
 from mesh.chassis.loop_lag import watch_loop_lag
 from mesh.chassis.server import MeshServer, Registration
@@ -25,6 +26,9 @@ DRAIN_NOTICE_S = 0.2
 # Links need to know the instances: who may not watch them calls plainly.
 WATCH_INSTANCES = "chatmesh.mesh.v1.RegistryService/WatchInstances"
 READY_TIMEOUT_S = 30.0
+# What a process that gave up may take beyond the grace of its calls; then it is ended as it is. A
+# gateway settles for 30 s while a store is away.
+FAILED_END_S = 35.0
 # New objects of the youngest generation, and collections of the younger one, before a collection.
 GC_THRESHOLDS = (20_000, 20, 50)
 SWITCH_INTERVAL_S = 0.0003
@@ -41,8 +45,10 @@ class Node:
         self.identity = own
         # Set when the operator drains this instance or the process is asked to end: services
         # refuse new work and close the streams that would never end by themselves.
-        self.draining = asyncio.Event()
+        self.draining = lease_.drain_asked
         self.stopping = asyncio.Event()
+        # Why the process gave up; empty: it did not.
+        self.failure = ""
 
     @property
     def service(self) -> str:
@@ -81,6 +87,28 @@ class Node:
     ) -> None:
         """Tells the control plane a new state and, when given, the address others reach."""
         await self._lease.announce(state, address)
+
+    def stop(self) -> None:
+        """Leaves the balancing and ends when the running calls have ended."""
+        self.stopping.set()
+        self.draining.set()
+
+    def give_up(self, failure: str) -> None:
+        """Ends the process because it cannot do its work; its supervisor starts another."""
+        if not self.failure:
+            log.error("process_gives_up", failure=failure, remedy="it is started anew")
+            self.failure = failure
+            # Whatever hangs on the way out: nothing is worse than a process that only seems there.
+            limit_s = self._settings.drain_grace_s + FAILED_END_S
+            asyncio.get_running_loop().call_later(limit_s, os._exit, 1)
+        self.stop()
+
+    def keeping(self, **works: Work) -> contextlib.AbstractAsyncContextManager[None]:
+        """Keeps work going beside the block that should go on as long as the process does.
+
+        What ends is begun again; what ends again and again makes the process give up.
+        """
+        return keeping(works, self.give_up)
 
     async def serve(
         self,
@@ -130,6 +158,8 @@ async def _run(settings: NodeSettings, start: Callable[[Node], Awaitable[None]])
     async with joined(settings) as node:
         _tune_interpreter()
         await start(node)
+    if node.failure:
+        sys.exit(1)
 
 
 def _tune_interpreter() -> None:
@@ -159,18 +189,24 @@ async def joined(settings: NodeSettings) -> AsyncIterator[Node]:
     held = lease.Lease(settings.control_address, own, _description(settings))
     node = Node(settings, own, held)
     _stop_on_signals(node)
-    async with _background(
-        held.keep(),
-        _renew_or_stop(settings, own, node),
-        _drain_when_asked(held, node),
-        watch_loop_lag(),
-    ):
+    async with node.keeping(**chassis_work(settings, own, held)):
         async with asyncio.timeout(READY_TIMEOUT_S):
             await held.ready.wait()
         try:
             yield node
         finally:
             await node.close()
+
+
+def chassis_work(
+    settings: NodeSettings, own: identity.Identity, held: lease.Lease
+) -> Mapping[str, Work]:
+    """What the chassis itself keeps going in every process, by name."""
+
+    async def renew() -> None:
+        await identity.keep_renewed(settings.control_address, own, settings.state_dir)
+
+    return {"lease": held.keep, "renewal": renew, "loop_lag": watch_loop_lag}
 
 
 def _description(settings: NodeSettings) -> mesh_pb2.Instance:
@@ -184,39 +220,6 @@ def _description(settings: NodeSettings) -> mesh_pb2.Instance:
 
 
 def _stop_on_signals(node: Node) -> None:
-    def stop() -> None:
-        node.stopping.set()
-        node.draining.set()
-
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop)
-
-
-async def _renew_or_stop(settings: NodeSettings, own: identity.Identity, node: Node) -> None:
-    await identity.keep_renewed(settings.control_address, own, settings.state_dir)
-    node.draining.set()
-    node.stopping.set()
-
-
-async def _drain_when_asked(held: lease.Lease, node: Node) -> None:
-    await held.drain_asked.wait()
-    node.draining.set()
-
-
-@contextlib.asynccontextmanager
-async def _background(*work: Awaitable[None]) -> AsyncIterator[None]:
-    tasks = [asyncio.ensure_future(job) for job in work]
-    for task in tasks:
-        task.add_done_callback(_report)
-    try:
-        yield
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-
-
-def _report(task: "asyncio.Future[None]") -> None:
-    if not task.cancelled() and (error := task.exception()) is not None:
-        log.error("background_task_failed", error=type(error).__name__)
+        loop.add_signal_handler(number, node.stop)

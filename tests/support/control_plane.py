@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import datetime
 import json
 import os
 import secrets
@@ -47,9 +48,13 @@ class Process:
         self._child: asyncio.subprocess.Process | None = None
 
     @property
-    def pid(self) -> int:
+    def child(self) -> asyncio.subprocess.Process:
         assert self._child is not None
-        return self._child.pid
+        return self._child
+
+    @property
+    def pid(self) -> int:
+        return self.child.pid
 
     async def start(self, **pipes: Any) -> asyncio.subprocess.Process:
         with self.log.open("a") as log:
@@ -115,7 +120,7 @@ class ControlPlane:
         await self.process.start()
         await until((self.state / "join-address").exists, "the control plane serves")
         if self._operator is None:
-            self._operator = await self.join("operator", self.operator_token.read_text())
+            await self._join_as_operator()
 
     async def stop(self) -> None:
         await self._stack.aclose()
@@ -156,8 +161,15 @@ class ControlPlane:
 
     @contextlib.asynccontextmanager
     async def admin(self) -> "AsyncIterator[mesh_pb2_grpc.MeshAdminServiceAsyncStub]":
+        now = datetime.datetime.now(datetime.UTC)
+        if self._operator.validity()[1] - now < datetime.timedelta(seconds=1):
+            await self._join_as_operator()
         async with self.channel(self._operator) as channel:
             yield mesh_pb2_grpc.MeshAdminServiceStub(channel)
+
+    async def _join_as_operator(self) -> None:
+        self.operator_token.write_text(secrets.token_urlsafe())
+        self._operator = await self.join("operator", self.operator_token.read_text())
 
     def channel(self, own: identity.Identity) -> grpc.aio.Channel:
         return control_channel(self.address, own)

@@ -17,6 +17,7 @@ import grpc
 import structlog
 
 from chatmesh.mesh.v1 import link_pb2_grpc, mesh_pb2
+from mesh.chassis.background import kept
 from mesh.chassis.errors import MeshError
 from mesh.chassis.link.client import CallDetails, ClientLink
 from mesh.chassis.link.flow import Flow, Sink
@@ -121,7 +122,8 @@ class Links:
 
     def _begin(self) -> None:
         self._is_begun = True
-        self._start(self._follow())
+        # Without it calls are plain: slower, and no reason to end the process.
+        self._start(kept(f"links to {self._service}", self._follow, ends_max=None))
 
     def _start(self, work: Any) -> asyncio.Task[None]:
         # Not in the context of the call that came first: its deadline and trace are its own.
