@@ -1,30 +1,32 @@
 """Starts processes, restarts what dies, ends all of them.
 
 Every child is in a session of its own (a Ctrl-C in the terminal reaches only the supervisor) and
-is ended by the kernel when the supervisor dies, however it dies (`tied`).
+is ended by the kernel when the supervisor dies, however it dies (`tied`). What fails around a child
+(its log, the table, a full disk) never ends its supervision nor makes a second one beside it.
 """
 
 import asyncio
 import contextlib
 import dataclasses
 import json
-import os
 import signal
 import sys
 import time
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
+from typing import TextIO, cast
 
 import structlog
 
 from mesh.chassis.files import write_private
+from mesh.logs import LogPipe, RotatedFile, TextLog
 
 # Of the second and later deaths in a row; the first one after a settled life is made good at once.
 RESTART_DELAY_S_MIN = 0.1
 RESTART_DELAY_S_MAX = 5.0
 # A process that lived this long is well: its next death is a first one again.
 SETTLED_AFTER_S = 10.0
-LOG_SIZE_BYTES_MAX = 16 << 20
+TABLE_RETRY_S = 1.0
 
 log = structlog.get_logger()
 
@@ -78,15 +80,14 @@ def next_delay_s(delay_s: float) -> float:
 
 
 def log_to(path: Path) -> None:
-    """Sends the supervisor's own log lines to a file."""
-    file = path.open("a")
+    """Sends the supervisor's own log lines to a file of bounded size; writing never raises."""
     structlog.configure(
         processors=[
             structlog.processors.add_log_level,
             structlog.processors.TimeStamper(fmt="iso", utc=True),
             structlog.processors.JSONRenderer(),
         ],
-        logger_factory=structlog.PrintLoggerFactory(file),
+        logger_factory=structlog.WriteLoggerFactory(cast(TextIO, TextLog(path))),
     )
 
 
@@ -102,11 +103,15 @@ class Supervisor:
         self._log_dir, self._table = log_dir, table
         self._processes: dict[str, Process] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._pipes: dict[str, LogPipe] = {}
+        self._retry: asyncio.TimerHandle | None = None
         self._stopping = False
 
     def start(self, process: Process) -> None:
         """Starts a process and keeps it running."""
         self._processes[process.name] = process
+        file = RotatedFile(self._log_dir / f"{process.name}.log")
+        self._pipes[process.name] = LogPipe(file)
         self._tasks[process.name] = asyncio.create_task(self._keep(process), name=process.name)
 
     def restarts(self, name: str) -> int:
@@ -115,10 +120,7 @@ class Supervisor:
 
     def tail(self, name: str, line_count: int = 20) -> str:
         """The end of a process' log."""
-        with contextlib.suppress(OSError):
-            lines = self._log_file(name).read_text(errors="replace").splitlines()
-            return "\n".join(lines[-line_count:])
-        return ""
+        return self._pipes[name].tail(line_count) if name in self._pipes else ""
 
     async def stop(self, names: Sequence[str], timeout_s: float) -> None:
         """Ends processes; those that do not within timeout_s are killed."""
@@ -137,6 +139,8 @@ class Supervisor:
         for name in names:
             self._processes.pop(name, None)
             self._tasks.pop(name, None)
+            if pipe := self._pipes.pop(name, None):
+                pipe.close()
         self._write_table()
 
     async def _keep(self, process: Process) -> None:
@@ -146,8 +150,8 @@ class Supervisor:
                 await self._start_once(process)
             except Exception as error:
                 log.error("start_failed", instance_started=process.name, error=repr(error))
-            else:
-                assert process.child is not None
+            # Also when something failed after its start: never a second one beside it.
+            if process.child is not None:
                 status = await process.child.wait()
                 process.child, process.pid = None, 0
                 if self._stopping:
@@ -166,49 +170,42 @@ class Supervisor:
         launch = await process.prepare()
         if self._stopping:
             raise asyncio.CancelledError
-        with self._open_log(process.name) as output:
-            process.child = await asyncio.create_subprocess_exec(
-                *launch.command,
-                env=dict(launch.env),
-                stdin=asyncio.subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
-                start_new_session=True,
-            )
+        output = self._pipes[process.name].writer
+        process.child = await asyncio.create_subprocess_exec(
+            *launch.command,
+            env=dict(launch.env),
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            start_new_session=True,
+        )
         process.pid, process.started_at = process.child.pid, time.monotonic()
         self._write_table()
 
-    def _open_log(self, name: str) -> "contextlib.AbstractContextManager[int]":
-        path = self._log_file(name)
-        if path.exists() and path.stat().st_size > LOG_SIZE_BYTES_MAX:
-            path.replace(path.with_suffix(".log.1"))
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-        return _closing(descriptor)
-
-    def _log_file(self, name: str) -> Path:
-        return self._log_dir / f"{name}.log"
-
     def _write_table(self) -> None:
-        rows = [
-            {
-                "name": p.name,
-                "service": p.service,
-                "pid": p.pid,
-                "restarts": p.restarts,
-                "address": p.address(),
-                "spiffe_id": p.spiffe_id,
-            }
-            for p in self._processes.values()
-        ]
-        write_private(self._table, json.dumps(rows))
+        """Tells `mesh.ctl` what runs; a disk that is full is tried again until it has room."""
+        if self._retry is not None:
+            self._retry.cancel()
+            self._retry = None
+        try:
+            rows = [_row(process) for process in self._processes.values()]
+            write_private(self._table, json.dumps(rows))
+        except OSError as error:
+            log.error("table_not_written", error=type(error).__name__, errno=error.errno)
+            if not self._stopping:
+                loop = asyncio.get_running_loop()
+                self._retry = loop.call_later(TABLE_RETRY_S, self._write_table)
 
 
-@contextlib.contextmanager
-def _closing(descriptor: int) -> Iterator[int]:
-    try:
-        yield descriptor
-    finally:
-        os.close(descriptor)
+def _row(process: Process) -> dict[str, object]:
+    return {
+        "name": process.name,
+        "service": process.service,
+        "pid": process.pid,
+        "restarts": process.restarts,
+        "address": process.address(),
+        "spiffe_id": process.spiffe_id,
+    }
 
 
 def _signal(process: Process, number: signal.Signals) -> None:

@@ -1,5 +1,6 @@
 """The operator's prompts in force: a file that is followed; a bad change changes nothing."""
 
+import asyncio
 from pathlib import Path
 
 import structlog
@@ -47,7 +48,9 @@ class OperatorPromptsFile:
 
     async def follow(self, interval_s: float = FOLLOW_INTERVAL_S) -> None:
         """Refreshes for ever."""
-        if self._file is not None:
+        if self._file is None:
+            await asyncio.Event().wait()  # there will be none to follow
+        else:
             await self._file.follow(interval_s, _published)
 
     def _refused(self, error: OSError | ValueError) -> None:

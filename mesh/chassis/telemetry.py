@@ -1,9 +1,10 @@
 """Logs, metrics and traces of a process, set up once."""
 
+import contextlib
 import logging
 import os
 from collections.abc import MutableMapping
-from typing import Any
+from typing import Any, TextIO, cast
 
 import structlog
 from opentelemetry import trace
@@ -12,6 +13,8 @@ from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import TracerProvider, sampling
 from opentelemetry.sdk.trace.export import BatchSpanProcessor
 from prometheus_client import start_http_server
+
+STANDARD_OUTPUT = 1
 
 
 def configure(service: str, instance: str, log_level: str) -> None:
@@ -31,6 +34,7 @@ def configure(service: str, instance: str, log_level: str) -> None:
         wrapper_class=structlog.make_filtering_bound_logger(
             logging.getLevelNamesMapping()[log_level.upper()]
         ),
+        logger_factory=structlog.WriteLoggerFactory(cast(TextIO, _Output())),
         cache_logger_on_first_use=True,
     )
     structlog.contextvars.clear_contextvars()
@@ -46,6 +50,21 @@ def configure(service: str, instance: str, log_level: str) -> None:
 
         provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
     trace.set_tracer_provider(provider)
+
+
+class _Output:
+    """Standard output, onto which writing never raises and never waits for long.
+
+    A log line that finds no room (a full disk, a reader that is held up) must not end the call that
+    it is about.
+    """
+
+    def write(self, text: str) -> None:
+        with contextlib.suppress(OSError, ValueError):
+            os.write(STANDARD_OUTPUT, text.encode(errors="backslashreplace"))
+
+    def flush(self) -> None:
+        pass
 
 
 def serve_metrics(host: str) -> str:

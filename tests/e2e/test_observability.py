@@ -46,6 +46,14 @@ def test_every_process_serves_metrics(mesh_copy):
             assert b"chatmesh_" in got.read(), row
 
 
+def test_the_background_work_of_every_process_goes_on(mesh_copy):
+    """Also of those that have nothing to do, such as following a file that is not configured."""
+    logs = list((mesh_copy.home / "log").glob("*-*.log"))
+    assert logs
+    for path in logs:
+        assert "background_work_ended" not in path.read_text(), path
+
+
 def test_status_lists_every_process(mesh_copy):
     rows = {row["instance"]: row for row in mesh_copy.status()}
     assert {"postgres", "redis", "envoy", "control-1", "gateway-2", "inference-2"} <= set(rows)

@@ -9,8 +9,10 @@ import time
 
 import psutil
 import pytest
+import structlog
 
-from mesh.supervisor import Launch, Process, Supervisor, next_delay_s, tied
+from mesh.supervisor import Launch, Process, Supervisor, log_to, next_delay_s, tied
+from tests.support.disk import full, root_only, small_disk
 
 SLEEPER = [sys.executable, "-c", "import time; time.sleep(60)"]
 
@@ -92,3 +94,63 @@ async def test_children_do_not_outlive_a_supervisor_that_was_killed(tmp_path):
     parent.kill()
     await parent.wait()
     await until(lambda: not child.is_running() or child.status() == psutil.STATUS_ZOMBIE)
+
+
+def children_of(command):
+    own = psutil.Process().children()
+    return [child for child in own if child.is_running() and child.cmdline() == command]
+
+
+async def test_a_full_disk_neither_ends_supervision_nor_makes_a_second_child(
+    supervisor, tmp_path, monkeypatch
+):
+    """The table could not be written after a start: the child ran on, and got another beside it."""
+    is_full = True
+
+    def write_private(path, content):
+        if is_full:
+            raise OSError(28, "No space left on device")
+        path.write_text(content)
+
+    monkeypatch.setattr("mesh.supervisor.write_private", write_private)
+    monkeypatch.setattr("mesh.supervisor.TABLE_RETRY_S", 0.01)
+    one = process("one", SLEEPER)
+    supervisor.start(one)
+    await until(lambda: one.pid)
+    for _ in range(2):
+        killed = one.pid
+        os.kill(killed, signal.SIGKILL)
+        await until(lambda killed=killed: one.pid not in (0, killed))
+    await asyncio.sleep(0.3)  # time in which a second one would be started
+    assert [child.pid for child in children_of(SLEEPER)] == [one.pid]
+    assert one.restarts == 2
+    is_full = False
+    await until((tmp_path / "processes.json").exists)
+    assert json.loads((tmp_path / "processes.json").read_text())[0]["pid"] == one.pid
+    await supervisor.stop(["one"], 5)
+
+
+@pytest.fixture
+def disk(tmp_path):
+    with small_disk(tmp_path / "disk", "64k") as folder:
+        yield folder
+
+
+@root_only
+async def test_supervision_goes_on_while_the_real_disk_is_full(disk):
+    supervisor = Supervisor(disk, disk / "processes.json")
+    log_to(disk / "up.log")
+    talking = [sys.executable, "-c", "import time; print('x' * 9999); time.sleep(60)"]
+    one = process("one", talking)
+    try:
+        with full(disk):
+            supervisor.start(one)
+            await until(lambda: one.pid)
+            first = one.pid
+            os.kill(first, signal.SIGKILL)
+            await until(lambda: one.pid not in (0, first))
+            assert [child.pid for child in children_of(talking)] == [one.pid]
+        await until((disk / "processes.json").exists)
+        await supervisor.stop(["one"], 5)
+    finally:
+        structlog.reset_defaults()
