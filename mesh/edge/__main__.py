@@ -4,7 +4,7 @@ Envoy itself runs beside it, so that an agent that dies cuts nobody's stream.
 """
 
 import asyncio
-import contextlib
+from functools import partial
 
 import structlog
 
@@ -29,25 +29,31 @@ async def start(node: Node) -> None:
         bootstrap(node.instance, node.control_address, EdgeLimits(), heap_bytes_max),
     )
     log.info("bootstrap_written")
-    async with asyncio.TaskGroup() as group:
-        follow = group.create_task(_follow(node))
-        drain = group.create_task(_drain_when_asked(node))
+    works = {
+        "envoy": partial(_follow, node),
+        "drain": partial(_drain_when_asked, node),
+        "access_log": partial(_rotate_log, node),
+    }
+    async with node.keeping(**works):
         await node.stopping.wait()
-        follow.cancel()
-        drain.cancel()
 
 
 async def _follow(node: Node) -> None:
     announced = admin.ABSENT
-    while not node.stopping.is_set():
+    while True:
         seen = await asyncio.to_thread(admin.health, node.state_dir)
         if seen != announced and not node.draining.is_set():
             announced = seen
             log.info("envoy_health", live=seen.live, listeners=seen.listeners)
             await node.announce(*_state(seen))
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(POLL_INTERVAL_S):
-                await node.stopping.wait()
+        await asyncio.sleep(POLL_INTERVAL_S)
+
+
+async def _rotate_log(node: Node) -> None:
+    while True:
+        if await asyncio.to_thread(admin.rotate_log, node.state_dir):
+            log.info("access_log_begun_anew")
+        await asyncio.sleep(POLL_INTERVAL_S)
 
 
 def _state(health: admin.EnvoyHealth) -> "tuple[mesh_pb2.InstanceState.ValueType, str]":
@@ -60,11 +66,11 @@ def _state(health: admin.EnvoyHealth) -> "tuple[mesh_pb2.InstanceState.ValueType
 async def _drain_when_asked(node: Node) -> None:
     """Drains Envoy for the operator; not when only this process is to end."""
     await node.draining.wait()
-    if node.stopping.is_set():
-        return
-    await node.announce(mesh_pb2.INSTANCE_STATE_DRAINING)
-    accepted = await asyncio.to_thread(admin.drain, node.state_dir)
-    log.info("envoy_draining", accepted=accepted)
+    if not node.stopping.is_set():
+        await node.announce(mesh_pb2.INSTANCE_STATE_DRAINING)
+        accepted = await asyncio.to_thread(admin.drain, node.state_dir)
+        log.info("envoy_draining", accepted=accepted)
+    await asyncio.Event().wait()  # it is done once, and nothing else is to be done
 
 
 if __name__ == "__main__":

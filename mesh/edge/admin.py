@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mesh.edge.bootstrap import ADMIN_ADDRESS_FILE
+from mesh.edge.inputs import ACCESS_LOG_BYTES_MAX, ACCESS_LOG_PATH
 
 TIMEOUT_S = 1.0
 OK = 200
@@ -40,9 +41,29 @@ def health(state_dir: Path) -> EnvoyHealth:
 
 def drain(state_dir: Path) -> bool:
     """Asks Envoy to take no more connections and to let the running streams end."""
+    return _post(state_dir, "/drain_listeners?graceful")
+
+
+def rotate_log(state_dir: Path, size_bytes_max: int = ACCESS_LOG_BYTES_MAX) -> bool:
+    """Begins a new access log when the present one is larger; True when it did.
+
+    Of the former one there is one. Blocks at most 1 s.
+
+    Raises:
+        OSError: the files cannot be renamed.
+    """
+    log = state_dir / ACCESS_LOG_PATH
+    if not log.exists() or log.stat().st_size <= size_bytes_max:
+        return False
+    log.replace(log.with_name(f"{log.name}.1"))
+    # Until then Envoy goes on writing into the former file.
+    return _post(state_dir, "/reopen_logs")
+
+
+def _post(state_dir: Path, path: str) -> bool:
     try:
         address = (state_dir / ADMIN_ADDRESS_FILE).read_text().strip()
-        status, _ = _call(address, "POST", "/drain_listeners?graceful")
+        status, _ = _call(address, "POST", path)
     except (OSError, http.client.HTTPException):
         return False
     return status == OK

@@ -6,7 +6,8 @@ Files in the edge's state folder, which is also Envoy's working directory:
     sds/identity.json, sds/control-ca.json   tell Envoy to read those, and when to read again
     envoy.json                          the bootstrap, written last
     admin-address.txt                   written by Envoy: where its admin interface listens
-    access.log                          written by Envoy; its own log is its standard error
+    access.log, access.log.1            written by Envoy, begun anew by the agent at 16 MiB; its own
+                                        log is its standard error
 """
 
 import ipaddress
@@ -27,7 +28,7 @@ CONTROL_CLUSTER = "control"
 CONTROL_CA_SECRET = "control-ca"  # noqa: S105 - the name of a resource
 MONITORS = "envoy.extensions.resource_monitors."
 # What the agent and an operator need of the admin interface; not, for example, /quitquitquit.
-ADMIN_PATHS = ("/ready", "/listeners", "/clusters", "/drain_listeners")
+ADMIN_PATHS = ("/ready", "/listeners", "/clusters", "/drain_listeners", "/reopen_logs")
 ADMIN_PREFIXES = ("/stats", "/config_dump")
 
 
@@ -39,7 +40,7 @@ def bootstrap(
     Args:
         instance: node id, such as "edge-1".
         control_address: host:port of the control plane.
-        limits: of the edge; connections_max is enforced here.
+        limits: of the edge; connections and resets are bounded here.
         heap_bytes_max: at 95 % of it new requests are refused with 503.
     """
     ads = {"envoy_grpc": {"cluster_name": CONTROL_CLUSTER, "retry_policy": _reconnect()}}
@@ -58,6 +59,9 @@ def bootstrap(
         },
         "static_resources": {"clusters": [_control_cluster(control_address)]},
         "overload_manager": _overload(limits.connections_max, heap_bytes_max),
+        "layered_runtime": {
+            "layers": [{"name": "limits", "static_layer": _runtime(limits)}],
+        },
     }
 
 
@@ -158,6 +162,15 @@ def _is_ip(host: str) -> bool:
     except ValueError:
         return False
     return True
+
+
+def _runtime(limits: EdgeLimits) -> Resource:
+    """What Envoy takes from its runtime only: bounds against floods of streams that are reset."""
+    return {
+        "overload.premature_reset_total_stream_count": limits.early_reset_count_max,
+        "overload.premature_reset_min_stream_lifetime_seconds": 1,
+        "http.max_requests_per_io_cycle": limits.requests_per_turn_max,
+    }
 
 
 def _overload(connections_max: int, heap_bytes_max: int) -> Resource:

@@ -15,11 +15,13 @@ MESSAGE_BYTES_MAX = 8 << 20
 LUA_SOURCE = Path(__file__).with_name("answers.lua")
 
 
-def http_filters(inputs: EdgeInputs) -> list[Resource]:
-    """cors → compressor → lua → grpc_web → ext_authz → transcoder → router."""
+def http_filters(inputs: EdgeInputs, *, is_public: bool) -> list[Resource]:
+    """cors → (local_ratelimit) → compressor → lua → grpc_web → ext_authz → transcoder → router."""
     return [
         # A preflight has no key: answered before anybody asks for one.
         _filter("cors", typed(HTTP + "cors.v3.Cors")),
+        # Before anything that costs: a flood of bad keys ends here.
+        *([_filter("local_ratelimit", _by_address(inputs))] if is_public else []),
         # Outside of lua: a body that lua rewrites must not be compressed yet.
         _filter("compressor", _compressor()),
         # Outside of the transcoder: shapes the errors that come out of it.
@@ -51,6 +53,31 @@ def strip_spoofed_headers() -> Resource:
 
 def _filter(name: str, config: Resource) -> Resource:
     return {"name": f"envoy.filters.http.{name}", "typed_config": config}
+
+
+def _by_address(inputs: EdgeInputs) -> Resource:
+    """A token bucket for each source address; what has none left is answered with 429."""
+    limits = inputs.limits
+    always = {"default_value": {"numerator": 100, "denominator": "HUNDRED"}}
+    bucket = {
+        "max_tokens": limits.address_burst_max,
+        "tokens_per_fill": limits.address_requests_per_s_max,
+        "fill_interval": "1s",
+    }
+    return typed(
+        HTTP + "local_ratelimit.v3.LocalRateLimit",
+        stat_prefix="address",
+        filter_enabled=always,
+        filter_enforced=always,
+        rate_limits=[{"actions": [{"remote_address": {}}]}],
+        # An entry without a value: a bucket for each value that comes.
+        descriptors=[{"entries": [{"key": "remote_address"}], "token_bucket": bucket}],
+        max_dynamic_descriptors=limits.address_count_max,
+        # Of what has no address, which nothing has.
+        token_bucket=bucket,
+        always_consume_default_token_bucket=False,
+        response_headers_to_add=[{"header": {"key": "retry-after", "value": "1"}}],
+    )
 
 
 def _compressor() -> Resource:

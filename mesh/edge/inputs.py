@@ -7,6 +7,8 @@ from dataclasses import dataclass, field, fields
 IDENTITY_SDS_PATH = "sds/identity.json"
 CONTROL_CA_SDS_PATH = "sds/control-ca.json"
 ACCESS_LOG_PATH = "access.log"
+# The agent begins a new access log at this size, and keeps one former.
+ACCESS_LOG_BYTES_MAX = 16 << 20
 PORT_MAX = 65_535
 # What a body grows by when it becomes a gRPC message: so that one of the very limit passes.
 FRAMING_BYTES_MAX = 4096
@@ -17,15 +19,32 @@ class EdgeLimits:
     """Every bound that the edge puts on a stranger. All are positive."""
 
     request_body_bytes_max: int = 4 << 20
-    request_headers_kib_max: int = 60
+    # Less than what the gateway's server takes as metadata (chassis: 24 KiB), with what the edge
+    # adds: that server's own refusal reads like a rate limit.
+    request_headers_kib_max: int = 16
     request_header_count_max: int = 100
     connections_max: int = 4096
     streams_per_connection_max: int = 1000
     # Time in which a client must have sent its headers, and its whole request.
     request_headers_s_max: float = 10
     request_s_max: float = 120
-    # An open connection without a request.
-    connection_idle_s_max: float = 600
+    # An open connection without a request, or without a byte. A stream that runs is no idleness,
+    # however silent it is.
+    connection_idle_s_max: float = 75
+    # Time in which a connection to the public port must have become one of TLS.
+    handshake_s_max: float = 10
+    # What one source address may ask for on the public port before anybody looks at its key: at
+    # most a burst at once, and so many a second in the long run. The port on loopback has no such
+    # bound: what reaches it is ours, such as a proxy that speaks for everybody.
+    address_requests_per_s_max: int = 500
+    address_burst_max: int = 1000
+    # Addresses that are counted apart at a time; the least recently seen are forgotten.
+    address_count_max: int = 20_000
+    # Streams that a client may reset early (a second after their begin at most), of all it began on
+    # a connection, before the connection is closed; above half of them.
+    early_reset_count_max: int = 500
+    # Requests of one connection that are taken up before another one has its turn.
+    requests_per_turn_max: int = 16
     # A stream on which no byte moves either way. Longer than the gateway's own deadline (600 s),
     # so that an answer that is not streamed, and so is silent until it is complete, can take its
     # time; the gateway's heartbeat keeps streamed ones far below.

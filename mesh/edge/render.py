@@ -5,7 +5,7 @@ The control plane adds the clusters and endpoints, and serves all of it over ADS
 
 from mesh.edge.filters import http_filters, strip_spoofed_headers
 from mesh.edge.inputs import IDENTITY_SDS_PATH, EdgeInputs, EdgeLimits
-from mesh.edge.replies import ORIGINAL_PATH, local_replies
+from mesh.edge.replies import LOGGED_PATH, local_replies
 from mesh.edge.routes import ROUTE_CONFIG_NAME, route_configuration
 from mesh.xds import (
     ADS,
@@ -135,7 +135,7 @@ def _downstream_tls() -> Resource:
     context = {
         "alpn_protocols": ["h2", "http/1.1"],
         "tls_params": {
-            "tls_minimum_protocol_version": "TLSv1_2",
+            "tls_minimum_protocol_version": "TLSv1_3",
             "tls_maximum_protocol_version": "TLSv1_3",
         },
         "tls_certificate_sds_secret_configs": [{"name": WEB_SECRET, "sds_config": ADS}],
@@ -151,9 +151,12 @@ def _listener(
 ) -> Resource:
     manager = {
         "name": "envoy.filters.network.http_connection_manager",
-        "typed_config": _connection_manager(inputs),
+        "typed_config": _connection_manager(inputs, is_public=tls is not None),
     }
-    chain = {"filters": [manager], **({"transport_socket": tls} if tls else {})}
+    chain: Resource = {"filters": [manager]}
+    if tls is not None:
+        chain["transport_socket"] = tls
+        chain["transport_socket_connect_timeout"] = seconds(inputs.limits.handshake_s_max)
     return {
         "name": name,
         "address": socket_address(host, port),
@@ -166,7 +169,7 @@ def _listener(
     }
 
 
-def _connection_manager(inputs: EdgeInputs) -> Resource:
+def _connection_manager(inputs: EdgeInputs, *, is_public: bool) -> Resource:
     limits = inputs.limits
     return typed(
         HCM,
@@ -174,7 +177,7 @@ def _connection_manager(inputs: EdgeInputs) -> Resource:
         codec_type="AUTO",
         rds={"route_config_name": ROUTE_CONFIG_NAME, "config_source": ADS},
         early_header_mutation_extensions=[strip_spoofed_headers()],
-        http_filters=http_filters(inputs),
+        http_filters=http_filters(inputs, is_public=is_public),
         local_reply_config=local_replies(limits),
         access_log=[_access_log(inputs.access_log_path)],
         server_name="chatmesh",
@@ -227,18 +230,21 @@ def _bounds(limits: EdgeLimits) -> Resource:
 
 
 def _access_log(path: str) -> Resource:
-    """One JSON line a request; no query (it may hold secrets), no keys, no account."""
+    """One JSON line a request; no query (it may hold secrets), no keys, no account.
+
+    What a stranger writes is cut: a line has about 2 KB at most, however large the request is.
+    """
     line = {
         "time": "%START_TIME%",
         "event": "request",
         "request_id": "%REQ(X-REQUEST-ID)%",
-        "traceparent": "%REQ(TRACEPARENT)%",
-        "method": "%REQ(X-ENVOY-ORIGINAL-METHOD?:METHOD)%",
-        "path": ORIGINAL_PATH,
+        "traceparent": "%REQ(TRACEPARENT):64%",
+        "method": "%REQ(X-ENVOY-ORIGINAL-METHOD?:METHOD):16%",
+        "path": LOGGED_PATH,
         "protocol": "%PROTOCOL%",
         "tls": "%DOWNSTREAM_TLS_VERSION%",
         "client": "%DOWNSTREAM_DIRECT_REMOTE_ADDRESS_WITHOUT_PORT%",
-        "user_agent": "%REQ(USER-AGENT)%",
+        "user_agent": "%REQ(USER-AGENT):200%",
         "status": "%RESPONSE_CODE%",
         "grpc_status": "%GRPC_STATUS%",
         "details": "%RESPONSE_CODE_DETAILS%",

@@ -16,6 +16,8 @@ REFUSED_BY_ADMISSION_FLAG = "UAEX"
 # Set by the transcoder; from outside it is stripped.
 TRANSCODED_SIGN = "x-envoy-original-path"
 ORIGINAL_PATH = "%PATH(NQ:ORIG_OR_PATH)%"
+# In logs: so much of it at most.
+LOGGED_PATH = "%PATH(NQ:ORIG_OR_PATH):512%"
 
 
 @dataclass(frozen=True)
@@ -101,6 +103,13 @@ def _replies(limits: EdgeLimits) -> list[Reply]:
             "This version of HTTP is too old; use HTTP/1.1 or HTTP/2.",
             bad,
             "upgrade_required",
+        ),
+        Reply(
+            429,
+            f"Your address asks for more than {limits.address_requests_per_s_max} requests a "
+            "second; wait a second, then ask for less.",
+            "rate_limit_error",
+            "rate_limit_exceeded",
         ),
         Reply(
             431,

@@ -17,7 +17,6 @@ BOUNDED = {
     "mesh/chassis/link/server.py": "one stream, and the calls on it",
     "mesh/control/inbox.py": "the requests of one stream",
     "mesh/control/__main__.py": "a task group: the first failure ends the process",
-    "mesh/edge/__main__.py": "a task group: the first failure ends the process",
     "inference_svc/__main__.py": "waits for the engine's failure, and ends the process",
 }
 

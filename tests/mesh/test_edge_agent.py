@@ -23,7 +23,7 @@ from tests.support.running import PROJECT, free_ports
 pytestmark = pytest.mark.mesh
 
 WAIT_S = 40
-CERTIFICATE_LIFETIME_S = 4
+CERTIFICATE_LIFETIME_S = 8
 
 
 class Processes:

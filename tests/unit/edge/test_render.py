@@ -162,7 +162,7 @@ def test_limits_reach_the_configuration():
 def test_default_limits_are_those_of_the_contract():
     limits = EdgeLimits()
     assert limits.request_body_bytes_max == 4 << 20
-    assert limits.request_headers_kib_max == 60
+    assert limits.request_headers_kib_max == 16
     assert limits.connections_max == 4096
     assert limits.streams_per_connection_max == 1000
 
@@ -298,13 +298,13 @@ def test_the_listeners_do_not_share_their_port():
         assert listener["enable_reuse_port"] is False
 
 
-def test_plain_is_without_tls_and_tls_is_1_2_or_newer():
+def test_plain_is_without_tls_and_tls_is_1_3():
     listeners = edge_resources(inputs())[LISTENER]
     assert "transport_socket" not in listeners["edge-plain"]["filter_chains"][0]
     assert listeners["edge-plain"]["address"]["socket_address"]["address"] == "127.0.0.1"
     context = listeners["edge-tls"]["filter_chains"][0]["transport_socket"]["typed_config"]
     parameters = context["common_tls_context"]["tls_params"]
-    assert parameters["tls_minimum_protocol_version"] == "TLSv1_2"
+    assert parameters["tls_minimum_protocol_version"] == "TLSv1_3"
 
 
 def test_upstream_identity_is_checked_with_the_matcher_that_envoy_reads():
