@@ -1,6 +1,7 @@
 """Files that are replaced whole: a reader sees the old content or the new, never a mixture."""
 
 import os
+import secrets
 from pathlib import Path
 
 
@@ -15,9 +16,9 @@ def write_private(path: Path, content: str | bytes) -> None:
 
 
 def _replace(path: Path, content: bytes, mode: int) -> None:
-    # Named by the process, so that two that write one file do not meet.
-    scratch = path.with_name(f"{path.name}.{os.getpid()}.new")
-    scratch.unlink(missing_ok=True)
+    # Named at random, so that two that write one file do not meet: not by pid, which in containers
+    # is the same for all.
+    scratch = path.with_name(f"{path.name}.{secrets.token_hex(8)}.new")
     descriptor = os.open(scratch, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
     try:
         with os.fdopen(descriptor, "wb") as file:

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import gc
 import os
+import secrets
 import signal
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
@@ -216,6 +217,7 @@ def _description(settings: NodeSettings) -> mesh_pb2.Instance:
         pid=os.getpid(),
         state=mesh_pb2.INSTANCE_STATE_STARTING,
         metrics_address=telemetry.serve_metrics(settings.bind_host),
+        incarnation=secrets.token_hex(16),
     )
 
 

@@ -46,6 +46,14 @@ class Instance:
     register_time_s: float = 0.0
     # The operator asked it to drain; it stays so until the process is another.
     drain: bool = False
+    # Drawn at random by the process; empty: it is of an older version.
+    incarnation: str = ""
+
+    def is_same_process(self, other: "Instance") -> bool:
+        """Whether both describe one process: pids repeat, in containers at once."""
+        if self.incarnation or other.incarnation:
+            return self.incarnation == other.incarnation
+        return self.pid == other.pid
 
     @property
     def effective_state(self) -> State:
@@ -94,10 +102,10 @@ class Registry:
             raise TooManyInstancesError(f"{INSTANCES_MAX} instances are registered")
         if old is not None and self._blocks(old, instance):
             raise InstanceTakenError(
-                f"process {old.instance.pid} holds {instance.name}; choose another name, or wait "
-                "until its lease has ended"
+                f"another process {old.instance.pid} holds {instance.name}; choose another name, or "
+                "wait until its lease has ended"
             )
-        if old is not None and old.instance.pid == instance.pid:
+        if old is not None and old.instance.is_same_process(instance):
             instance = replace(
                 instance, register_time_s=old.instance.register_time_s, drain=old.instance.drain
             )
@@ -110,7 +118,7 @@ class Registry:
         if old.instance.service != new.service:
             return True
         # The same process with a new stream resumes: its old stream is a broken connection.
-        return old.holder is not None and old.instance.pid != new.pid
+        return old.holder is not None and not old.instance.is_same_process(new)
 
     def release(self, name: str, holder: int) -> bool:
         """Ends a lease; nothing happens (False) when another stream holds it by now."""

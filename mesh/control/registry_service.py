@@ -24,6 +24,7 @@ STATES = {
 PROTO_STATES = {state: proto for proto, state in STATES.items()}
 INSTANCE_SUFFIX = re.compile(r"[a-z0-9][a-z0-9.-]{0,39}")
 PORT_MAX = 65_535
+INCARNATION_LENGTH_MAX = 64
 
 
 class RegistryService(mesh_pb2_grpc.RegistryServiceServicer):
@@ -164,6 +165,10 @@ def from_proto(plane: Plane, described: mesh_pb2.Instance) -> registry.Instance:
         )
     if described.state not in STATES:
         raise bad_request("BAD_REQUEST", "Say what the instance does (state).")
+    if len(described.incarnation) > INCARNATION_LENGTH_MAX:
+        raise bad_request(
+            "BAD_REQUEST", f"An incarnation has {INCARNATION_LENGTH_MAX} characters at most."
+        )
     for address in (described.address, described.metrics_address):
         if address and not _is_address(address):
             raise bad_request(
@@ -176,6 +181,7 @@ def from_proto(plane: Plane, described: mesh_pb2.Instance) -> registry.Instance:
         pid=described.pid,
         state=STATES[described.state],
         metrics_address=described.metrics_address,
+        incarnation=described.incarnation,
     )
 
 
@@ -190,6 +196,7 @@ def to_proto(plane: Plane, instance: registry.Instance) -> mesh_pb2.Instance:
         state=PROTO_STATES[instance.effective_state],
         metrics_address=instance.metrics_address,
         register_time=timestamp(instance.register_time_s),
+        incarnation=instance.incarnation,
     )
 
 

@@ -64,7 +64,7 @@ class Links:
         self._service, self._channel, self._watch = service, channel, watch
         self._stub = link_pb2_grpc.LinkServiceStub(channel)
         # By name, address and process: who takes the place of another is another.
-        self._peers: dict[tuple[str, str, int], Peer] = {}
+        self._peers: dict[tuple[str, str, int, str], Peer] = {}
         # The same by name, and of those the ones that offer no links.
         self._serving: dict[str, Peer] = {}
         self._without: frozenset[str] = frozenset()
@@ -141,7 +141,7 @@ class Links:
 
     def _take(self, instances: Sequence[mesh_pb2.Instance]) -> None:
         serving = {
-            (one.name, one.address, one.pid)
+            (one.name, one.address, one.pid, one.incarnation)
             for one in instances
             if one.address and one.state == mesh_pb2.INSTANCE_STATE_SERVING
         }

@@ -93,6 +93,41 @@ def test_drain_shows_at_once_and_ends_with_the_process(leases):
     assert leases.get("inference-1").effective_state is State.SERVING
 
 
+def test_in_containers_every_process_is_number_one():
+    """What tells them apart is drawn at random when each begins."""
+    leases = Registry(TTL_S)
+    first, second = (instance(pid=1, incarnation=word) for word in ("first", "second"))
+    leases.renew(first, 1, 0.0, 10.0)
+    leases.drain("inference-1")
+    # The same process on a new stream: its lease, and that it is to drain, stay.
+    leases.renew(first, 2, 0.1, 20.0)
+    assert (leases.get("inference-1").drain, leases.get("inference-1").register_time_s) == (
+        True,
+        10,
+    )
+    # Another one does not get a lease that is held,
+    with pytest.raises(InstanceTakenError):
+        leases.renew(second, 3, 0.2, 30.0)
+    # nor, when its time has come, what the operator asked of the one before.
+    leases.release("inference-1", 2)
+    leases.renew(second, 3, 0.3, 30.0)
+    assert not leases.get("inference-1").drain
+    # Also after a restart of the control plane, which remembers what was.
+    again = Registry(TTL_S)
+    again.restore(registry.parse(registry.dump(leases.instances(), 1))[0], 5.0)
+    again.drain("inference-1")
+    again.renew(instance(pid=1, incarnation="third"), 1, 1.0, 40.0)
+    assert (again.get("inference-1").drain, again.get("inference-1").register_time_s) == (False, 40)
+
+
+def test_a_process_of_an_older_version_is_known_by_its_pid():
+    leases = Registry(TTL_S)
+    leases.renew(instance(pid=1), 1, 0.0, 0.0)
+    leases.renew(instance(pid=1), 2, 0.1, 0.0)
+    with pytest.raises(InstanceTakenError):
+        leases.renew(instance(pid=1, incarnation="new"), 3, 0.2, 0.0)
+
+
 def test_drain_of_nobody_is_told(leases):
     with pytest.raises(KeyError):
         leases.drain("inference-9")

@@ -379,7 +379,7 @@ async def test_without_news_of_the_fleet_calls_are_plain(tmp_path):
     counts = {}
     async with toy_channel("link", tmp_path, counting("toy-1", counts)) as (_, channel):
         assert channel.links.pick(())
-        follower = next(t for t in channel.links._tasks if "_follow" in repr(t))
+        follower = next(t for t in channel.links._tasks if "kept" in repr(t))
         follower.cancel()
         await until(lambda: not open_links(channel), "the links are left")
         assert await method(channel, "unary_unary", "Who")(b"") == b"toy-1"

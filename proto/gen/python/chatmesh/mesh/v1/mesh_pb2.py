@@ -25,17 +25,17 @@ _sym_db = _symbol_database.Default()
 from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1b\x63hatmesh/mesh/v1/mesh.proto\x12\x10\x63hatmesh.mesh.v1\x1a\x1fgoogle/protobuf/timestamp.proto\">\n\x17IssueCertificateRequest\x12\x12\n\njoin_token\x18\x01 \x01(\t\x12\x0f\n\x07\x63sr_der\x18\x02 \x01(\x0c\"\x97\x01\n\x18IssueCertificateResponse\x12\x1d\n\x15\x63\x65rtificate_chain_pem\x18\x01 \x01(\t\x12\x18\n\x10trust_bundle_pem\x18\x02 \x01(\t\x12\x11\n\tspiffe_id\x18\x03 \x01(\t\x12/\n\x0b\x65xpire_time\x18\x04 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\"*\n\x17RenewCertificateRequest\x12\x0f\n\x07\x63sr_der\x18\x01 \x01(\x0c\"\x84\x01\n\x18RenewCertificateResponse\x12\x1d\n\x15\x63\x65rtificate_chain_pem\x18\x01 \x01(\t\x12\x18\n\x10trust_bundle_pem\x18\x02 \x01(\t\x12/\n\x0b\x65xpire_time\x18\x03 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\"\xd6\x01\n\x08Instance\x12\x0f\n\x07service\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x03 \x01(\t\x12\x0b\n\x03pid\x18\x04 \x01(\r\x12\x11\n\tspiffe_id\x18\x05 \x01(\t\x12.\n\x05state\x18\x06 \x01(\x0e\x32\x1f.chatmesh.mesh.v1.InstanceState\x12\x17\n\x0fmetrics_address\x18\x07 \x01(\t\x12\x31\n\rregister_time\x18\x08 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\"@\n\x10KeepLeaseRequest\x12,\n\x08instance\x18\x01 \x01(\x0b\x32\x1a.chatmesh.mesh.v1.Instance\"~\n\x0cMethodPolicy\x12\x0e\n\x06method\x18\x01 \x01(\t\x12\x1a\n\x12\x61llowed_spiffe_ids\x18\x02 \x03(\t\x12\x13\n\x0b\x64\x65\x61\x64line_ms\x18\x03 \x01(\r\x12\x19\n\x11\x64\x65\x61\x64line_optional\x18\x04 \x01(\x08\x12\x12\n\nrepeatable\x18\x05 \x01(\x08\"\xc0\x01\n\x11KeepLeaseResponse\x12\x14\n\x0clease_ttl_ms\x18\x01 \x01(\r\x12\x16\n\x0epolicy_version\x18\x02 \x01(\t\x12\x36\n\x0eserved_methods\x18\x03 \x03(\x0b\x32\x1e.chatmesh.mesh.v1.MethodPolicy\x12\x36\n\x0e\x63\x61lled_methods\x18\x04 \x03(\x0b\x32\x1e.chatmesh.mesh.v1.MethodPolicy\x12\r\n\x05\x64rain\x18\x05 \x01(\x08\"(\n\x15WatchInstancesRequest\x12\x0f\n\x07service\x18\x01 \x01(\t\"G\n\x16WatchInstancesResponse\x12-\n\tinstances\x18\x01 \x03(\x0b\x32\x1a.chatmesh.mesh.v1.Instance\"=\n\x16\x43reateJoinTokenRequest\x12\x0f\n\x07service\x18\x01 \x01(\t\x12\x12\n\nlifetime_s\x18\x02 \x01(\r\"-\n\x17\x43reateJoinTokenResponse\x12\x12\n\njoin_token\x18\x01 \x01(\t\"\x12\n\x10GetStatusRequest\"\\\n\x11GetStatusResponse\x12-\n\tinstances\x18\x01 \x03(\x0b\x32\x1a.chatmesh.mesh.v1.Instance\x12\x18\n\x10snapshot_version\x18\x02 \x01(\x04\"/\n\x12GetSnapshotRequest\x12\x19\n\x11include_resources\x18\x01 \x01(\x08\"M\n\x08Resource\x12\x13\n\x0b\x63lient_kind\x18\x01 \x01(\t\x12\x10\n\x08type_url\x18\x02 \x01(\t\x12\x0c\n\x04name\x18\x03 \x01(\t\x12\x0c\n\x04json\x18\x04 \x01(\t\"\xcf\x01\n\x0cSubscription\x12\x0f\n\x07node_id\x18\x01 \x01(\t\x12\x11\n\tspiffe_id\x18\x02 \x01(\t\x12\x13\n\x0b\x63lient_kind\x18\x03 \x01(\t\x12\x10\n\x08type_url\x18\x04 \x01(\t\x12\x15\n\racked_version\x18\x05 \x01(\x04\x12\x16\n\x0enacked_version\x18\x06 \x01(\x04\x12\x14\n\x0cnack_message\x18\x07 \x01(\t\x12/\n\x0bupdate_time\x18\x08 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\"\x8c\x01\n\x13GetSnapshotResponse\x12\x0f\n\x07version\x18\x01 \x01(\x04\x12-\n\tresources\x18\x02 \x03(\x0b\x32\x1a.chatmesh.mesh.v1.Resource\x12\x35\n\rsubscriptions\x18\x03 \x03(\x0b\x32\x1e.chatmesh.mesh.v1.Subscription\"(\n\x14\x44rainInstanceRequest\x12\x10\n\x08instance\x18\x01 \x01(\t\"\x17\n\x15\x44rainInstanceResponse*\xfa\x02\n\x06Reason\x12\x16\n\x12REASON_UNSPECIFIED\x10\x00\x12\x19\n\x15REASON_BAD_JOIN_TOKEN\x10\x01\x12\x12\n\x0eREASON_BAD_CSR\x10\x02\x12\x16\n\x12REASON_NO_IDENTITY\x10\x03\x12\x19\n\x15REASON_WRONG_IDENTITY\x10\x04\x12\x1c\n\x18REASON_SERVICE_NOT_FOUND\x10\x05\x12\x1d\n\x19REASON_INSTANCE_NOT_FOUND\x10\x06\x12\x19\n\x15REASON_INSTANCE_TAKEN\x10\x07\x12\x16\n\x12REASON_BAD_REQUEST\x10\x08\x12\x1d\n\x19REASON_CALLER_NOT_ALLOWED\x10\t\x12\x1c\n\x18REASON_DEADLINE_REQUIRED\x10\n\x12\x1d\n\x19REASON_DEADLINE_TOO_SHORT\x10\x0b\x12\x14\n\x10REASON_BAD_FRAME\x10\x0c\x12\x14\n\x10REASON_LINK_FULL\x10\r*\x85\x01\n\rInstanceState\x12\x1e\n\x1aINSTANCE_STATE_UNSPECIFIED\x10\x00\x12\x1b\n\x17INSTANCE_STATE_STARTING\x10\x01\x12\x1a\n\x16INSTANCE_STATE_SERVING\x10\x02\x12\x1b\n\x17INSTANCE_STATE_DRAINING\x10\x03\x32\xea\x01\n\x12\x43\x65rtificateService\x12i\n\x10IssueCertificate\x12).chatmesh.mesh.v1.IssueCertificateRequest\x1a*.chatmesh.mesh.v1.IssueCertificateResponse\x12i\n\x10RenewCertificate\x12).chatmesh.mesh.v1.RenewCertificateRequest\x1a*.chatmesh.mesh.v1.RenewCertificateResponse2\xd2\x01\n\x0fRegistryService\x12X\n\tKeepLease\x12\".chatmesh.mesh.v1.KeepLeaseRequest\x1a#.chatmesh.mesh.v1.KeepLeaseResponse(\x01\x30\x01\x12\x65\n\x0eWatchInstances\x12\'.chatmesh.mesh.v1.WatchInstancesRequest\x1a(.chatmesh.mesh.v1.WatchInstancesResponse0\x01\x32\x8e\x03\n\x10MeshAdminService\x12\x66\n\x0f\x43reateJoinToken\x12(.chatmesh.mesh.v1.CreateJoinTokenRequest\x1a).chatmesh.mesh.v1.CreateJoinTokenResponse\x12T\n\tGetStatus\x12\".chatmesh.mesh.v1.GetStatusRequest\x1a#.chatmesh.mesh.v1.GetStatusResponse\x12Z\n\x0bGetSnapshot\x12$.chatmesh.mesh.v1.GetSnapshotRequest\x1a%.chatmesh.mesh.v1.GetSnapshotResponse\x12`\n\rDrainInstance\x12&.chatmesh.mesh.v1.DrainInstanceRequest\x1a\'.chatmesh.mesh.v1.DrainInstanceResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1b\x63hatmesh/mesh/v1/mesh.proto\x12\x10\x63hatmesh.mesh.v1\x1a\x1fgoogle/protobuf/timestamp.proto\">\n\x17IssueCertificateRequest\x12\x12\n\njoin_token\x18\x01 \x01(\t\x12\x0f\n\x07\x63sr_der\x18\x02 \x01(\x0c\"\x97\x01\n\x18IssueCertificateResponse\x12\x1d\n\x15\x63\x65rtificate_chain_pem\x18\x01 \x01(\t\x12\x18\n\x10trust_bundle_pem\x18\x02 \x01(\t\x12\x11\n\tspiffe_id\x18\x03 \x01(\t\x12/\n\x0b\x65xpire_time\x18\x04 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\"*\n\x17RenewCertificateRequest\x12\x0f\n\x07\x63sr_der\x18\x01 \x01(\x0c\"\x84\x01\n\x18RenewCertificateResponse\x12\x1d\n\x15\x63\x65rtificate_chain_pem\x18\x01 \x01(\t\x12\x18\n\x10trust_bundle_pem\x18\x02 \x01(\t\x12/\n\x0b\x65xpire_time\x18\x03 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\"\xeb\x01\n\x08Instance\x12\x0f\n\x07service\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x03 \x01(\t\x12\x0b\n\x03pid\x18\x04 \x01(\r\x12\x11\n\tspiffe_id\x18\x05 \x01(\t\x12.\n\x05state\x18\x06 \x01(\x0e\x32\x1f.chatmesh.mesh.v1.InstanceState\x12\x17\n\x0fmetrics_address\x18\x07 \x01(\t\x12\x31\n\rregister_time\x18\x08 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x13\n\x0bincarnation\x18\t \x01(\t\"@\n\x10KeepLeaseRequest\x12,\n\x08instance\x18\x01 \x01(\x0b\x32\x1a.chatmesh.mesh.v1.Instance\"~\n\x0cMethodPolicy\x12\x0e\n\x06method\x18\x01 \x01(\t\x12\x1a\n\x12\x61llowed_spiffe_ids\x18\x02 \x03(\t\x12\x13\n\x0b\x64\x65\x61\x64line_ms\x18\x03 \x01(\r\x12\x19\n\x11\x64\x65\x61\x64line_optional\x18\x04 \x01(\x08\x12\x12\n\nrepeatable\x18\x05 \x01(\x08\"\xc0\x01\n\x11KeepLeaseResponse\x12\x14\n\x0clease_ttl_ms\x18\x01 \x01(\r\x12\x16\n\x0epolicy_version\x18\x02 \x01(\t\x12\x36\n\x0eserved_methods\x18\x03 \x03(\x0b\x32\x1e.chatmesh.mesh.v1.MethodPolicy\x12\x36\n\x0e\x63\x61lled_methods\x18\x04 \x03(\x0b\x32\x1e.chatmesh.mesh.v1.MethodPolicy\x12\r\n\x05\x64rain\x18\x05 \x01(\x08\"(\n\x15WatchInstancesRequest\x12\x0f\n\x07service\x18\x01 \x01(\t\"G\n\x16WatchInstancesResponse\x12-\n\tinstances\x18\x01 \x03(\x0b\x32\x1a.chatmesh.mesh.v1.Instance\"=\n\x16\x43reateJoinTokenRequest\x12\x0f\n\x07service\x18\x01 \x01(\t\x12\x12\n\nlifetime_s\x18\x02 \x01(\r\"-\n\x17\x43reateJoinTokenResponse\x12\x12\n\njoin_token\x18\x01 \x01(\t\"\x12\n\x10GetStatusRequest\"\\\n\x11GetStatusResponse\x12-\n\tinstances\x18\x01 \x03(\x0b\x32\x1a.chatmesh.mesh.v1.Instance\x12\x18\n\x10snapshot_version\x18\x02 \x01(\x04\"/\n\x12GetSnapshotRequest\x12\x19\n\x11include_resources\x18\x01 \x01(\x08\"M\n\x08Resource\x12\x13\n\x0b\x63lient_kind\x18\x01 \x01(\t\x12\x10\n\x08type_url\x18\x02 \x01(\t\x12\x0c\n\x04name\x18\x03 \x01(\t\x12\x0c\n\x04json\x18\x04 \x01(\t\"\xcf\x01\n\x0cSubscription\x12\x0f\n\x07node_id\x18\x01 \x01(\t\x12\x11\n\tspiffe_id\x18\x02 \x01(\t\x12\x13\n\x0b\x63lient_kind\x18\x03 \x01(\t\x12\x10\n\x08type_url\x18\x04 \x01(\t\x12\x15\n\racked_version\x18\x05 \x01(\x04\x12\x16\n\x0enacked_version\x18\x06 \x01(\x04\x12\x14\n\x0cnack_message\x18\x07 \x01(\t\x12/\n\x0bupdate_time\x18\x08 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\"\x8c\x01\n\x13GetSnapshotResponse\x12\x0f\n\x07version\x18\x01 \x01(\x04\x12-\n\tresources\x18\x02 \x03(\x0b\x32\x1a.chatmesh.mesh.v1.Resource\x12\x35\n\rsubscriptions\x18\x03 \x03(\x0b\x32\x1e.chatmesh.mesh.v1.Subscription\"(\n\x14\x44rainInstanceRequest\x12\x10\n\x08instance\x18\x01 \x01(\t\"\x17\n\x15\x44rainInstanceResponse*\xfa\x02\n\x06Reason\x12\x16\n\x12REASON_UNSPECIFIED\x10\x00\x12\x19\n\x15REASON_BAD_JOIN_TOKEN\x10\x01\x12\x12\n\x0eREASON_BAD_CSR\x10\x02\x12\x16\n\x12REASON_NO_IDENTITY\x10\x03\x12\x19\n\x15REASON_WRONG_IDENTITY\x10\x04\x12\x1c\n\x18REASON_SERVICE_NOT_FOUND\x10\x05\x12\x1d\n\x19REASON_INSTANCE_NOT_FOUND\x10\x06\x12\x19\n\x15REASON_INSTANCE_TAKEN\x10\x07\x12\x16\n\x12REASON_BAD_REQUEST\x10\x08\x12\x1d\n\x19REASON_CALLER_NOT_ALLOWED\x10\t\x12\x1c\n\x18REASON_DEADLINE_REQUIRED\x10\n\x12\x1d\n\x19REASON_DEADLINE_TOO_SHORT\x10\x0b\x12\x14\n\x10REASON_BAD_FRAME\x10\x0c\x12\x14\n\x10REASON_LINK_FULL\x10\r*\x85\x01\n\rInstanceState\x12\x1e\n\x1aINSTANCE_STATE_UNSPECIFIED\x10\x00\x12\x1b\n\x17INSTANCE_STATE_STARTING\x10\x01\x12\x1a\n\x16INSTANCE_STATE_SERVING\x10\x02\x12\x1b\n\x17INSTANCE_STATE_DRAINING\x10\x03\x32\xea\x01\n\x12\x43\x65rtificateService\x12i\n\x10IssueCertificate\x12).chatmesh.mesh.v1.IssueCertificateRequest\x1a*.chatmesh.mesh.v1.IssueCertificateResponse\x12i\n\x10RenewCertificate\x12).chatmesh.mesh.v1.RenewCertificateRequest\x1a*.chatmesh.mesh.v1.RenewCertificateResponse2\xd2\x01\n\x0fRegistryService\x12X\n\tKeepLease\x12\".chatmesh.mesh.v1.KeepLeaseRequest\x1a#.chatmesh.mesh.v1.KeepLeaseResponse(\x01\x30\x01\x12\x65\n\x0eWatchInstances\x12\'.chatmesh.mesh.v1.WatchInstancesRequest\x1a(.chatmesh.mesh.v1.WatchInstancesResponse0\x01\x32\x8e\x03\n\x10MeshAdminService\x12\x66\n\x0f\x43reateJoinToken\x12(.chatmesh.mesh.v1.CreateJoinTokenRequest\x1a).chatmesh.mesh.v1.CreateJoinTokenResponse\x12T\n\tGetStatus\x12\".chatmesh.mesh.v1.GetStatusRequest\x1a#.chatmesh.mesh.v1.GetStatusResponse\x12Z\n\x0bGetSnapshot\x12$.chatmesh.mesh.v1.GetSnapshotRequest\x1a%.chatmesh.mesh.v1.GetSnapshotResponse\x12`\n\rDrainInstance\x12&.chatmesh.mesh.v1.DrainInstanceRequest\x1a\'.chatmesh.mesh.v1.DrainInstanceResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'chatmesh.mesh.v1.mesh_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_REASON']._serialized_start=1973
-  _globals['_REASON']._serialized_end=2351
-  _globals['_INSTANCESTATE']._serialized_start=2354
-  _globals['_INSTANCESTATE']._serialized_end=2487
+  _globals['_REASON']._serialized_start=1994
+  _globals['_REASON']._serialized_end=2372
+  _globals['_INSTANCESTATE']._serialized_start=2375
+  _globals['_INSTANCESTATE']._serialized_end=2508
   _globals['_ISSUECERTIFICATEREQUEST']._serialized_start=82
   _globals['_ISSUECERTIFICATEREQUEST']._serialized_end=144
   _globals['_ISSUECERTIFICATERESPONSE']._serialized_start=147
@@ -45,41 +45,41 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_RENEWCERTIFICATERESPONSE']._serialized_start=345
   _globals['_RENEWCERTIFICATERESPONSE']._serialized_end=477
   _globals['_INSTANCE']._serialized_start=480
-  _globals['_INSTANCE']._serialized_end=694
-  _globals['_KEEPLEASEREQUEST']._serialized_start=696
-  _globals['_KEEPLEASEREQUEST']._serialized_end=760
-  _globals['_METHODPOLICY']._serialized_start=762
-  _globals['_METHODPOLICY']._serialized_end=888
-  _globals['_KEEPLEASERESPONSE']._serialized_start=891
-  _globals['_KEEPLEASERESPONSE']._serialized_end=1083
-  _globals['_WATCHINSTANCESREQUEST']._serialized_start=1085
-  _globals['_WATCHINSTANCESREQUEST']._serialized_end=1125
-  _globals['_WATCHINSTANCESRESPONSE']._serialized_start=1127
-  _globals['_WATCHINSTANCESRESPONSE']._serialized_end=1198
-  _globals['_CREATEJOINTOKENREQUEST']._serialized_start=1200
-  _globals['_CREATEJOINTOKENREQUEST']._serialized_end=1261
-  _globals['_CREATEJOINTOKENRESPONSE']._serialized_start=1263
-  _globals['_CREATEJOINTOKENRESPONSE']._serialized_end=1308
-  _globals['_GETSTATUSREQUEST']._serialized_start=1310
-  _globals['_GETSTATUSREQUEST']._serialized_end=1328
-  _globals['_GETSTATUSRESPONSE']._serialized_start=1330
-  _globals['_GETSTATUSRESPONSE']._serialized_end=1422
-  _globals['_GETSNAPSHOTREQUEST']._serialized_start=1424
-  _globals['_GETSNAPSHOTREQUEST']._serialized_end=1471
-  _globals['_RESOURCE']._serialized_start=1473
-  _globals['_RESOURCE']._serialized_end=1550
-  _globals['_SUBSCRIPTION']._serialized_start=1553
-  _globals['_SUBSCRIPTION']._serialized_end=1760
-  _globals['_GETSNAPSHOTRESPONSE']._serialized_start=1763
-  _globals['_GETSNAPSHOTRESPONSE']._serialized_end=1903
-  _globals['_DRAININSTANCEREQUEST']._serialized_start=1905
-  _globals['_DRAININSTANCEREQUEST']._serialized_end=1945
-  _globals['_DRAININSTANCERESPONSE']._serialized_start=1947
-  _globals['_DRAININSTANCERESPONSE']._serialized_end=1970
-  _globals['_CERTIFICATESERVICE']._serialized_start=2490
-  _globals['_CERTIFICATESERVICE']._serialized_end=2724
-  _globals['_REGISTRYSERVICE']._serialized_start=2727
-  _globals['_REGISTRYSERVICE']._serialized_end=2937
-  _globals['_MESHADMINSERVICE']._serialized_start=2940
-  _globals['_MESHADMINSERVICE']._serialized_end=3338
+  _globals['_INSTANCE']._serialized_end=715
+  _globals['_KEEPLEASEREQUEST']._serialized_start=717
+  _globals['_KEEPLEASEREQUEST']._serialized_end=781
+  _globals['_METHODPOLICY']._serialized_start=783
+  _globals['_METHODPOLICY']._serialized_end=909
+  _globals['_KEEPLEASERESPONSE']._serialized_start=912
+  _globals['_KEEPLEASERESPONSE']._serialized_end=1104
+  _globals['_WATCHINSTANCESREQUEST']._serialized_start=1106
+  _globals['_WATCHINSTANCESREQUEST']._serialized_end=1146
+  _globals['_WATCHINSTANCESRESPONSE']._serialized_start=1148
+  _globals['_WATCHINSTANCESRESPONSE']._serialized_end=1219
+  _globals['_CREATEJOINTOKENREQUEST']._serialized_start=1221
+  _globals['_CREATEJOINTOKENREQUEST']._serialized_end=1282
+  _globals['_CREATEJOINTOKENRESPONSE']._serialized_start=1284
+  _globals['_CREATEJOINTOKENRESPONSE']._serialized_end=1329
+  _globals['_GETSTATUSREQUEST']._serialized_start=1331
+  _globals['_GETSTATUSREQUEST']._serialized_end=1349
+  _globals['_GETSTATUSRESPONSE']._serialized_start=1351
+  _globals['_GETSTATUSRESPONSE']._serialized_end=1443
+  _globals['_GETSNAPSHOTREQUEST']._serialized_start=1445
+  _globals['_GETSNAPSHOTREQUEST']._serialized_end=1492
+  _globals['_RESOURCE']._serialized_start=1494
+  _globals['_RESOURCE']._serialized_end=1571
+  _globals['_SUBSCRIPTION']._serialized_start=1574
+  _globals['_SUBSCRIPTION']._serialized_end=1781
+  _globals['_GETSNAPSHOTRESPONSE']._serialized_start=1784
+  _globals['_GETSNAPSHOTRESPONSE']._serialized_end=1924
+  _globals['_DRAININSTANCEREQUEST']._serialized_start=1926
+  _globals['_DRAININSTANCEREQUEST']._serialized_end=1966
+  _globals['_DRAININSTANCERESPONSE']._serialized_start=1968
+  _globals['_DRAININSTANCERESPONSE']._serialized_end=1991
+  _globals['_CERTIFICATESERVICE']._serialized_start=2511
+  _globals['_CERTIFICATESERVICE']._serialized_end=2745
+  _globals['_REGISTRYSERVICE']._serialized_start=2748
+  _globals['_REGISTRYSERVICE']._serialized_end=2958
+  _globals['_MESHADMINSERVICE']._serialized_start=2961
+  _globals['_MESHADMINSERVICE']._serialized_end=3359
 # @@protoc_insertion_point(module_scope)

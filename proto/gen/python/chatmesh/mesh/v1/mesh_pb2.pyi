@@ -254,6 +254,7 @@ class Instance(_message.Message):
     STATE_FIELD_NUMBER: _builtins.int
     METRICS_ADDRESS_FIELD_NUMBER: _builtins.int
     REGISTER_TIME_FIELD_NUMBER: _builtins.int
+    INCARNATION_FIELD_NUMBER: _builtins.int
     service: _builtins.str
     """The service, such as "inference"."""
     name: _builtins.str
@@ -268,6 +269,11 @@ class Instance(_message.Message):
     """What it does."""
     metrics_address: _builtins.str
     """Where its /metrics are, such as "127.0.0.1:40124"; empty: none."""
+    incarnation: _builtins.str
+    """Drawn at random when the process began, 1 to 64 characters; the same for its whole life. Who
+    comes with another one under the same name is another process, whatever its pid is (in
+    containers every process may be 1). Empty: an older process, which is told apart by its pid.
+    """
     @_builtins.property
     def register_time(self) -> _timestamp_pb2.Timestamp:
         """When it registered first (filled in by the control plane)."""
@@ -283,10 +289,11 @@ class Instance(_message.Message):
         state: Global___InstanceState.ValueType = ...,
         metrics_address: _builtins.str = ...,
         register_time: _timestamp_pb2.Timestamp | None = ...,
+        incarnation: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["register_time", b"register_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "metrics_address", b"metrics_address", "name", b"name", "pid", b"pid", "register_time", b"register_time", "service", b"service", "spiffe_id", b"spiffe_id", "state", b"state"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "incarnation", b"incarnation", "metrics_address", b"metrics_address", "name", b"name", "pid", b"pid", "register_time", b"register_time", "service", b"service", "spiffe_id", b"spiffe_id", "state", b"state"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
