@@ -5,6 +5,7 @@ keys create|list|revoke
 drain INSTANCE         takes an instance out of balancing; its streams finish
 snapshot [--json]      what xDS serves, and who accepted or refused it
 audit [--repair]       generated = released + withheld + unsent = the ledger, turn by turn
+upgrade-postgres       brings the embedded PostgreSQL's data to the newest version
 down                   ends the copy that runs in the background
 """
 
@@ -30,6 +31,7 @@ from mesh import credentials
 from mesh.audit import audit, since
 from mesh.home import Home
 from mesh.operator import CALL_TIMEOUT_S, Operator, describe
+from mesh.postgres_upgrade import upgrade_postgres
 from mesh.tables import print_table
 
 DOWN_TIMEOUT_S = 60.0
@@ -248,6 +250,7 @@ def parser() -> argparse.ArgumentParser:
     added = verb(verbs, "snapshot", snapshot, "what xDS serves")
     added.add_argument("--json", action="store_true", help="with the resources themselves")
     _audit_options(verb(verbs, "audit", audit, "compare turns with the ledger"))
+    verb(verbs, "upgrade-postgres", upgrade_postgres, "bring the data to the newest PostgreSQL")
     verb(verbs, "down", down, "end the running copy")
     return root
 

@@ -90,9 +90,18 @@ def pending(wanted: list[Migration], applied: Mapping[int, tuple[str, str]]) -> 
         applied: number -> (name, digest) of what the database has.
 
     Raises:
-        SchemaError: an applied file was changed, or a new one stands before an applied one.
+        SchemaError: an applied file was changed, a new one stands before an applied one, or the
+            database has one that this code does not know.
     """
     last = max(applied, default=-1)
+    unknown = sorted(applied.keys() - {migration.number for migration in wanted})
+    if unknown:
+        names = ", ".join(applied[number][0] for number in unknown)
+        raise SchemaError(
+            f"the database was changed by a newer version of chatmesh ({wanted[0].service}: "
+            f"{names}), which this one does not know and might damage: run that version or a newer "
+            "one, or restore a backup from before"
+        )
     result: list[Migration] = []
     for migration in wanted:
         if migration.number in applied:

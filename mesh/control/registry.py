@@ -102,8 +102,8 @@ class Registry:
             raise TooManyInstancesError(f"{INSTANCES_MAX} instances are registered")
         if old is not None and self._blocks(old, instance):
             raise InstanceTakenError(
-                f"another process {old.instance.pid} holds {instance.name}; choose another name, or "
-                "wait until its lease has ended"
+                f"another process {old.instance.pid} holds {instance.name}; choose another name, "
+                "or wait until its lease has ended"
             )
         if old is not None and old.instance.is_same_process(instance):
             instance = replace(

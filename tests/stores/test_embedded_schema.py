@@ -64,6 +64,16 @@ async def test_a_new_file_below_the_last_is_refused(tmp_path: Path, empty_databa
         await schema.migrate(empty_database, [path])
 
 
+async def test_an_older_code_does_not_touch_a_newer_schema(
+    tmp_path: Path, empty_database: str
+) -> None:
+    path = folder(tmp_path, n001_shop="CREATE TABLE a (x int)", n002_next="CREATE TABLE b (x int)")
+    await schema.migrate(empty_database, [path])
+    next(path.glob("002*")).unlink()
+    with pytest.raises(schema.SchemaError, match=r"newer version .*002_next.*run that version"):
+        await schema.migrate(empty_database, [path])
+
+
 @pytest.mark.parametrize(
     ("names", "message"),
     [(("n001_a", "n001_b"), "stands twice"), (("n1_short",), "NNN_name.sql")],
