@@ -59,6 +59,11 @@ class Home:
         return self.run / "processes.json"
 
     @property
+    def metrics_address(self) -> Path:
+        """host:port of the supervisor's own /metrics."""
+        return self.run / "metrics-address"
+
+    @property
     def ready(self) -> Path:
         """There once the copy answers; what it printed."""
         return self.run / "ready"

@@ -38,6 +38,8 @@ class UpSettings(BaseSettings):
     redis_url: str = ""
     # Processes a service, such as "gateway=2,inference=2".
     replicas: Annotated[dict[str, Count], NoDecode, BeforeValidator(_replicas)] = {}
+    # What all files of the copy may take together; more is said, in the log and as a metric.
+    chatmesh_disk_mib_max: Annotated[int, Field(ge=512)] = 20_480
     # Folder or hub id of the model; empty: the one in this repository.
     model: str = ""
     model_id: str = ""

@@ -13,8 +13,8 @@ from urllib.parse import urlsplit
 import grpc
 
 from chatmesh.mesh.v1 import mesh_pb2
-from mesh import credentials, redis_users, schema, stores
-from mesh.chassis import identity
+from mesh import credentials, disk, redis_users, schema, stores
+from mesh.chassis import identity, telemetry
 from mesh.chassis.background import Work, kept
 from mesh.edge.bootstrap import BOOTSTRAP_FILE, discard_files, envoy_command
 from mesh.home import PROJECT, Home
@@ -58,6 +58,12 @@ class System:
 
     async def start(self) -> None:
         """Starts everything and waits until it serves."""
+        budget_bytes = self._settings.chatmesh_disk_mib_max << 20
+        warning = await asyncio.to_thread(disk.check, self._home.folder, budget_bytes)
+        if warning:
+            self._say("disk", warning)
+        self._keep("disk", partial(disk.watch, self._home.folder, budget_bytes))
+        self._home.metrics_address.write_text(f"{telemetry.serve_metrics('127.0.0.1')}\n")
         self._start_control()
         await self._start_stores()
         await self._await_file(self._home.control / "join-address", "control-1")

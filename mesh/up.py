@@ -25,6 +25,7 @@ import grpc
 from pydantic import ValidationError
 
 from mesh import credentials
+from mesh.disk import DiskError
 from mesh.home import PROJECT, Home
 from mesh.operator import describe
 from mesh.schema import SchemaError
@@ -52,7 +53,7 @@ def main() -> int:
     try:
         settings = UpSettings()
         return _detach(home) if arguments.detach else asyncio.run(_run(home, settings))
-    except (UpError, StoreError, SchemaError, TopologyError) as error:
+    except (UpError, DiskError, StoreError, SchemaError, TopologyError) as error:
         print(f"chatmesh: {error}", file=sys.stderr)
     except ValidationError as error:
         for line in error.errors():

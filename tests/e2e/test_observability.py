@@ -46,6 +46,14 @@ def test_every_process_serves_metrics(mesh_copy):
             assert b"chatmesh_" in got.read(), row
 
 
+def test_the_supervisor_measures_what_the_copy_takes_of_the_disk(mesh_copy):
+    address = (mesh_copy.home / "run" / "metrics-address").read_text().strip()
+    with urllib.request.urlopen(f"http://{address}/metrics", timeout=5) as got:
+        text = got.read().decode()
+    for part in ("log", "nodes", "control"):
+        assert f'chatmesh_home_bytes{{part="{part}"}}' in text
+
+
 def test_the_background_work_of_every_process_goes_on(mesh_copy):
     """Also of those that have nothing to do, such as following a file that is not configured."""
     logs = list((mesh_copy.home / "log").glob("*-*.log"))
