@@ -2,9 +2,11 @@
 
     python -I mesh/launcher.py UID GID REACH SIGNAL FOLDER COMMAND [ARGUMENT ...]
 
-UID, GID  user to become; -1: stay. PostgreSQL refuses to run as root.
-REACH     1: keep the right to walk through folders that the user may not enter, such as a
-          project below /root, which is 0700. Nothing else of root's power is kept.
+UID, GID  user to become; -1: stay. PostgreSQL refuses to run as root. With UID -1 and a GID: stay
+          root by name, in that group alone and without any of root's powers: what belongs to
+          others, and is not for that group, is out of reach.
+REACH     1: keep one right. Of a user: to walk through folders that it may not enter, such as a
+          project below /root, which is 0700. Of a group: to take ports below 1024.
 SIGNAL    number that this process gets when its parent dies, however it dies; 0: none.
 FOLDER    working folder.
 
@@ -14,6 +16,7 @@ process id stays the same (exec).
 """
 
 import ctypes
+import errno
 import os
 import sys
 
@@ -21,9 +24,13 @@ _PR_SET_PDEATHSIG = 1
 _PR_SET_KEEPCAPS = 8
 _PR_CAP_AMBIENT = 47
 _PR_CAP_AMBIENT_RAISE = 2
+_PR_CAPBSET_DROP = 24
+_PR_SET_NO_NEW_PRIVS = 38
 _CAPABILITY_VERSION_3 = 0x20080522
 _CAP_DAC_OVERRIDE = 1
 _CAP_DAC_READ_SEARCH = 2
+_CAP_NET_BIND_SERVICE = 10
+_CAPABILITY_COUNT = 64
 
 
 class _CapHeader(ctypes.Structure):
@@ -52,6 +59,30 @@ def become(uid: int, gid: int, reach: bool) -> None:
     os.setresuid(uid, uid, uid)
     if reach:
         _keep_reach()
+
+
+def confine(gid: int, low_ports: bool) -> None:
+    """Stays root by name, in the group `gid`, without root's powers, for good.
+
+    Raises:
+        OSError: this root has no CAP_SETPCAP or no CAP_SETGID.
+    """
+    os.setgroups([])
+    os.setresgid(gid, gid, gid)
+    kept = [_CAP_NET_BIND_SERVICE] if low_ports else []
+    # An exec gives root what is in the bounding set, and nothing else.
+    libc = ctypes.CDLL(None, use_errno=True)
+    for number in range(_CAPABILITY_COUNT):
+        if number not in kept and libc.prctl(_PR_CAPBSET_DROP, number, 0, 0, 0) != 0:
+            if ctypes.get_errno() == errno.EINVAL:
+                break  # one more than this kernel has
+            _fail("prctl PR_CAPBSET_DROP")
+    bits = sum(1 << number for number in kept)
+    header, none = _CapHeader(_CAPABILITY_VERSION_3, 0), _CapData(0, 0, 0)
+    data = (_CapData * 2)(_CapData(bits, bits, 0), none)
+    if libc.capset(ctypes.byref(header), data) != 0:
+        _fail("capset")
+    _prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
 
 
 def _keep_reach() -> None:
@@ -91,6 +122,8 @@ def main(arguments: list[str]) -> None:
     os.chdir(folder)  # before the drop: the user may not be able to walk here
     if uid >= 0:
         become(uid, gid, bool(reach))
+    elif gid >= 0:
+        confine(gid, bool(reach))
     if signal_number and sys.platform == "linux":
         _prctl(_PR_SET_PDEATHSIG, signal_number)  # after the drop, which would clear it
         if os.getppid() != parent:

@@ -39,15 +39,20 @@ class Launch:
     env: Mapping[str, str]
 
 
-def tied(command: Sequence[str], folder: Path) -> list[str]:
+def tied(
+    command: Sequence[str], folder: Path, group: int = -1, *, low_ports: bool = False
+) -> list[str]:
     """The command, so that it gets SIGTERM when its parent dies; runs in `folder`.
+
+    With a group it runs in that group alone and without root's powers (`mesh/confinement.py`), but
+    for ports below 1024 if low_ports.
 
     A launcher does it and not a preexec_fn, which would fork a process that has threads of gRPC.
     """
     launcher = Path(__file__).with_name("launcher.py")
-    stay, reach = "-1", "0"
+    user = ["-1", str(group), str(int(low_ports))]
     number = str(int(signal.SIGTERM))
-    return [sys.executable, "-I", str(launcher), stay, stay, reach, number, str(folder), *command]
+    return [sys.executable, "-I", str(launcher), *user, number, str(folder), *command]
 
 
 @dataclasses.dataclass

@@ -13,9 +13,10 @@ from urllib.parse import urlsplit
 import grpc
 
 from chatmesh.mesh.v1 import mesh_pb2
-from mesh import credentials, disk, redis_users, schema, stores
+from mesh import confinement, credentials, disk, redis_users, schema, stores
 from mesh.chassis import identity, telemetry
 from mesh.chassis.background import Work, kept
+from mesh.chassis.files import write_public
 from mesh.edge.bootstrap import BOOTSTRAP_FILE, discard_files, envoy_command
 from mesh.home import PROJECT, Home
 from mesh.operator import Operator, join
@@ -55,6 +56,8 @@ class System:
         self._redis_urls: Mapping[str, str] = {}
         self._redis_users = self._make_redis_users()
         self._names: list[str] = []
+        # By service; empty: all processes are one user.
+        self._groups = confinement.groups(topology.services) if confinement.is_possible() else {}
 
     async def start(self) -> None:
         """Starts everything and waits until it serves."""
@@ -63,6 +66,8 @@ class System:
         if warning:
             self._say("disk", warning)
         self._keep("disk", partial(disk.watch, self._home.folder, budget_bytes))
+        if self._groups:
+            confinement.guard(self._home)
         self._home.metrics_address.write_text(f"{telemetry.serve_metrics('127.0.0.1')}\n")
         self._start_control()
         await self._start_stores()
@@ -79,8 +84,13 @@ class System:
     @property
     def _edge_dir(self) -> Path:
         """State folder of the edge's agent, and Envoy's working directory."""
-        path = self._home.nodes / "edge-1"
+        return self._state_dir("edge", "edge-1")
+
+    def _state_dir(self, service: str, instance: str) -> Path:
+        path = self._home.nodes / instance
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if self._groups:
+            confinement.guard_node(path, self._groups[service])
         return path
 
     async def stop(self) -> None:
@@ -109,6 +119,8 @@ class System:
             self._start(Process(name, name, _fixed(process), process.stop_signal, address=address))
             self._urls[name] = process.url
             embedded.append(process)
+        if self._groups:
+            confinement.guard_stores(self._home)
         for process in embedded:
             await process.ready()
             self._say(process.name, "ready")
@@ -185,19 +197,22 @@ class System:
 
     def _preparer(self, service: str, module: str, instance: str) -> Prepare:
         async def prepare() -> Launch:
-            state_dir = self._home.nodes / instance
-            state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+            state_dir = self._state_dir(service, instance)
+            # Where the control plane keeps its own is not for services.
+            trust_bundle = state_dir / "trust.crt"
+            write_public(trust_bundle, self._home.trust_bundle.read_text())
             env = {
                 "CHATMESH_SERVICE": service,
                 "CHATMESH_INSTANCE": instance,
                 "CHATMESH_CONTROL_ADDRESS": self._home.control_address(),
                 "CHATMESH_JOIN_ADDRESS": self._home.join_address(),
                 "CHATMESH_JOIN_TOKEN": await self._operator.join_token(service),
-                "CHATMESH_TRUST_BUNDLE": str(self._home.trust_bundle),
+                "CHATMESH_TRUST_BUNDLE": str(trust_bundle),
                 "CHATMESH_STATE_DIR": str(state_dir),
                 **self._store_urls(service),
             }
-            return _python(module, self._environment(service, env))
+            group = self._groups.get(service, -1)
+            return _python(module, self._environment(service, env), group)
 
         return prepare
 
@@ -220,7 +235,8 @@ class System:
         )
 
     async def _prepare_envoy(self) -> Launch:
-        command = tied(envoy_command(self._edge_dir), self._edge_dir)
+        group = self._groups.get("edge", -1)
+        command = tied(envoy_command(self._edge_dir), self._edge_dir, group, low_ports=True)
         return Launch(command, self._environment("edge", {}))
 
     def _environment(self, service: str, own: Mapping[str, str]) -> dict[str, str]:
@@ -301,8 +317,8 @@ def process_environment(
     return {**topology.environment_of(service, {**given, **settings.environment()}), **own}
 
 
-def _python(module: str, environment: Mapping[str, str]) -> Launch:
-    return Launch(tied([sys.executable, "-m", module], PROJECT), environment)
+def _python(module: str, environment: Mapping[str, str], group: int = -1) -> Launch:
+    return Launch(tied([sys.executable, "-m", module], PROJECT, group), environment)
 
 
 def _fixed(process: stores.StoreProcess) -> Prepare:

@@ -1,13 +1,19 @@
 """What the processes of a whole copy hold: their own secrets, and nobody else's."""
 
+import os
+import subprocess
+import sys
+from pathlib import Path
 from urllib.parse import urlsplit
 
 import psutil
 import pytest
 import redis
 
-from mesh import topology
+from mesh import confinement, topology
+from mesh.home import PROJECT
 from mesh.redis_users import OWNER
+from mesh.supervisor import tied
 from tests.support.http import Client
 from tests.support.running import JWT_SECRET
 from tests.support.waiting import eventually
@@ -39,6 +45,44 @@ def test_each_service_is_a_user_of_its_own_in_redis(mesh_copy):
     users = {name: urlsplit(url).username for name, url in urls.items()}
     assert users == {name: f"chatmesh_{name.rpartition('-')[0]}" for name in urls}
     assert urls["gateway-1"] == urls["gateway-2"]
+
+
+def readable(copy, group: int, paths) -> set[str]:
+    """Which of the files a process that is confined as a service's is may read."""
+    code = (
+        "import sys\nfor path in sys.argv[1:]:\n"
+        "  try: open(path).read(1); print(path)\n  except OSError: pass"
+    )
+    command = [sys.executable, "-c", code, *map(str, paths)]
+    done = subprocess.run(tied(command, PROJECT, group), capture_output=True, text=True, check=True)
+    return set(done.stdout.splitlines())
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="without root all processes are one user")
+def test_a_service_reads_its_own_files_and_no_others(mesh_copy):
+    home, groups = mesh_copy.home, confinement.groups(SERVICES)
+    rows = {row["instance"]: row for row in mesh_copy.status()}
+    secrets = [
+        *(home / "control" / name for name in ("ca.key", "web-ca.key", "tokens.json")),
+        home / "operator" / "identity" / "tls.key",
+        home / "operator" / "join-token",
+        *(home / "roles").iterdir(),
+        *(home / "redis-roles").iterdir(),
+        *(home / "redis" / name for name in ("password", "users.acl")),
+        home / "postgres" / "password",
+    ]
+    assert all(path.read_bytes() for path in secrets), "root itself reads them"
+    keys = {path.parent.parent.name: path for path in home.glob("nodes/*/identity/tls.key")}
+    assert {"gateway-1", "inference-1", "edge-1"} <= keys.keys()
+    for instance, key in keys.items():
+        service = instance.rpartition("-")[0]
+        status = Path(f"/proc/{rows[instance]['pid']}/status").read_text()
+        lines = dict(line.split(":", 1) for line in status.splitlines())
+        assert int(lines["CapEff"], 16) == int(lines["CapBnd"], 16) == 0, instance
+        assert set(lines["Gid"].split()) == {str(groups[service])}, instance
+        own = {str(path) for name, path in keys.items() if name.startswith(f"{service}-")}
+        wanted = [*secrets, *keys.values()]
+        assert readable(mesh_copy, groups[service], wanted) == own, f"{instance}, {key}"
 
 
 def test_no_service_was_refused_what_it_asked_of_redis(mesh_copy):
