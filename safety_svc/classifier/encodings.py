@@ -1,4 +1,7 @@
-"""Decoders of what hides a text. Each gives the whole text with its hidden parts decoded."""
+"""Decoders of what hides a text. Each gives the whole text with its hidden parts decoded.
+
+What they give is text that can be encoded, whatever they are given: no half of a surrogate pair.
+"""
 
 import base64
 import binascii
@@ -19,7 +22,11 @@ _HEX = re.compile(r"(?<!\w)(?:(?:0x|\\x)?[0-9a-fA-F]{2}[ ,:]?){8,}(?!\w)")
 _BINARY = re.compile(r"(?<!\w)(?:[01]{8}[ ,]?){4,}(?!\w)")
 _PERCENT = re.compile(r"%[0-9a-fA-F]{2}")
 _ENTITY = re.compile(r"&#x?[0-9a-fA-F]{2,6};")
-_ESCAPE = re.compile(r"\\u([0-9a-fA-F]{4})")
+# Beside a numbered one those with names count too. Bounded: of thousands of digits
+# `html.unescape` makes no number.
+_ENTITIES = re.compile(r"&(?:#x?[0-9a-fA-F]{1,8}|[A-Za-z][A-Za-z0-9]{1,31});?")
+# Units of UTF-16, as JSON writes them: two of them may make one character.
+_ESCAPES = re.compile(r"(?:\\u[0-9a-fA-F]{4})+")
 _MORSE = re.compile(r"(?<![\w.-])(?:[.\-·–]{1,5}(?:\s+|\s*/\s*)){6,}[.\-·–]{1,5}(?![\w.-])")
 _APART = re.compile(r"(?<!\w)(?:[^\W_]([ .\-*_|/~]))(?:[^\W_]\1{1,3}){2,}[^\W_](?!\w)")
 # A word with a digit or sign that may stand for a letter.
@@ -197,8 +204,14 @@ def _opened(text: str) -> str:
     if _PERCENT.search(text):
         text = unquote(text, errors="ignore")
     if _ENTITY.search(text):
-        text = html.unescape(text)
-    return _ESCAPE.sub(lambda match: chr(int(match.group(1), 16)), text)
+        text = _ENTITIES.sub(lambda match: html.unescape(match.group()), text)
+    return _ESCAPES.sub(_from_escapes, text)
+
+
+def _from_escapes(match: re.Match[str]) -> str:
+    """Characters of JSON escapes; half of a pair, which no text may hold, as U+FFFD."""
+    units = bytes.fromhex(match.group().replace("\\u", ""))
+    return units.decode("utf-16-be", errors="replace")
 
 
 def _from_base64(match: re.Match[str]) -> str:

@@ -40,6 +40,11 @@ _REPEATED = re.compile(r"([^\s\d])\1{4,}")
 # Strokes through letters, and heaps of marks on them; single accents stay.
 _MARK = "\u0300-\u036f\u1ab0-\u1aff\u20d0-\u20ff"
 _MARKS = re.compile(f"[\u0334-\u0338\u0489\u20d2\u20d3\u20d8-\u20ea][{_MARK}]*|[{_MARK}]{{2,}}")
+# Marks on one letter are put in order, in time that is quadratic in their number: no language has
+# so many (Unicode's stream-safe format allows 30, UAX 15).
+_HEAP_LENGTH_MAX = 8
+# Beyond it no character is, or becomes, a mark that has a place in that order.
+_MARKS_END = 0x20000
 
 
 # What `is_plain` is told of a character, see Kind in plain.h; and how many are told of.
@@ -77,14 +82,25 @@ def _told(code: int) -> int:
     return _LETTER if len(lower) == 1 and not lower.isascii() else _UNKNOWN
 
 
+@cache
+def _heaps() -> re.Pattern[str]:
+    """More marks on one letter than _HEAP_LENGTH_MAX; the group holds those that stay."""
+    ordered = "".join(
+        character
+        for character in map(chr, range(0x300, _MARKS_END))
+        if unicodedata.combining(unicodedata.normalize("NFKD", character)[0])
+    )
+    return re.compile(f"([{ordered}]{{{_HEAP_LENGTH_MAX}}})[{ordered}]+")
+
+
 def plain(text: str) -> str:
     """`text` in plain characters: the same words, one spelling.
 
     Cheap for ASCII. Long runs of spaces and of one character become short.
     """
     if not text.isascii():
-        text = _TAGS.sub(_untagged, text)
-        text = unicodedata.normalize("NFKC", _INVISIBLE.sub("", text))
+        text = _heaps().sub(r"\1", _TAGS.sub(_untagged, _INVISIBLE.sub("", text)))
+        text = unicodedata.normalize("NFKC", text)
         text = _MARKS.sub("", unicodedata.normalize("NFC", text))
         text = _WORD.sub(_latin, text)
     text = _LINES.sub("\n\n", _SPACES.sub(_spaced, text))

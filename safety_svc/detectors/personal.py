@@ -19,6 +19,9 @@ from safety_svc.detectors.phones import DIGIT_COUNT_MAX, DIGIT_COUNT_MIN, digits
 from safety_svc.detectors.prefilter import AT, CAPITAL, COLONS, DIGIT, OPENING
 from safety_svc.detectors.runs import Run, RunKind, RunScanner, Span
 
+# Rows of digits in one text that the library of telephone plans is asked about: some milliseconds.
+PHONE_RUN_COUNT_MAX = 32
+
 # RFC 5321: 64 for the local part, 255 for the domain.
 _EMAIL_RUN = re.compile(r"[\w.%+\-@]{1,320}")
 _EMAIL = re.compile(
@@ -71,7 +74,8 @@ def _numbers(run: Run) -> Iterator[Span]:
         count = len(digits_of(part))
         if count and count <= DIGIT_COUNT_MAX + 6 and not is_card_number(digits_of(part)):
             before = run.before + text[:offset]
-            for start, end in phones(part, before):
+            asked = run.number < PHONE_RUN_COUNT_MAX
+            for start, end in phones(part, before, asked=asked):
                 yield offset + start, offset + end, kinds.PHONE_NUMBER
         offset += len(part) + 1
 

@@ -26,6 +26,7 @@ class Run:
     text: str
     before: str  # at most CONTEXT_LENGTH characters
     after: str  # the next character; "" at the end of the text
+    number: int = 0  # of the runs of its kind in the text: how many with a mark came before
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +69,7 @@ class RunScanner:
         self._text = ""
         self._next = self._base = 0
         self._unfinished = -1
+        self._count = 0  # runs with a mark
 
     def feed(self, piece: str, *, final: bool = False) -> list[Finding]:
         """See `Scanner.feed`."""
@@ -85,7 +87,8 @@ class RunScanner:
             if not mark.search(text, start, end):
                 continue
             before = text[max(0, start - CONTEXT_LENGTH) : start]
-            run = Run(match.group(), before, text[end : end + 1])
+            run = Run(match.group(), before, text[end : end + 1], self._count)
+            self._count += 1
             for span_start, span_end, kind in self._kind.judge(run):
                 whole = max(0, span_start - self._kind.free_length)
                 if not self._allows(run.text[whole:span_end]):

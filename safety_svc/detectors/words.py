@@ -132,7 +132,7 @@ class Lexicon:
         for unit in set(_UNIT.findall(text)):
             if unit.isascii() and unit.isalpha():
                 words.add(unit.lower())
-            else:
+            elif len(unit) <= WORD_LENGTH_MAX:  # as in `feed`
                 word = normalise(unit)
                 words |= {word, unleet(word)}
         phrases = (one for key in words & self._ends.keys() for one in self._ends[key])

@@ -87,7 +87,7 @@ class PlainText {
   }
 
   // encodings._opened: _BASE64, _HEX, _BINARY, _MORSE by the length of their runs; _PERCENT,
-  // _ENTITY and _ESCAPE by their first two characters.
+  // _ENTITY and _ESCAPES by their first two characters.
   static bool may_be_encoded(View t) {
     int base64 = 0, hex = 0, binary = 0, morse = 0;
     for (std::size_t i = 0; i < t.size; ++i) {
