@@ -1,7 +1,9 @@
-"""Attacks the running mesh and files what gets through: `python -m safety_svc.redteam`.
+"""Attacks the mesh, or its prompt screen alone: `python -m safety_svc.redteam [--fast]`.
 
-Reads OPENAI_BASE_URL and OPENAI_API_KEY (`.chatmesh/dev.env`), as clients do. Use a key of the tier
-pro: the shipped policy lets administrators and enterprises do what strangers may not. The last line
+Against the running mesh it reads OPENAI_BASE_URL and OPENAI_API_KEY (`.chatmesh/dev.env`), as
+clients do, and files what nothing stopped. Use a key of the tier pro: the shipped policy lets
+administrators and enterprises do what strangers may not. With `--fast` the shipped screen is asked
+in this process; `--record NAME` keeps the figures, `--show` draws all that were kept. The last line
 of stdout is one JSON object.
 """
 
@@ -12,49 +14,23 @@ import math
 import os
 import sys
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
-
-import yaml
+from typing import Any
 
 from safety_svc.policy_file import read as read_policy
-from safety_svc.redteam import cases
-from safety_svc.redteam.attack import Attempt, Outcome, Target, first_model
+from safety_svc.redteam import attempts, cases, fast, results
+from safety_svc.redteam.attack import THROUGH, Outcome, Target, first_model
+from safety_svc.redteam.attempts import Attempt
+from safety_svc.redteam.fast import Tally
 from safety_svc.redteam.screening import Screen
-from safety_svc.redteam.templates import CONTROLS, TEMPLATES
 from safety_svc.settings import POLICY
 
-SEEDS = Path(__file__).with_name("seeds.yaml")
 CASES = Path("tests/unit/safety/redteam_cases.jsonl")
 Z_95 = 1.96
-
-
-def attempts(templates: Sequence[str] = (), seed_count_max: int = 1_000) -> list[Attempt]:
-    """Every template with each of its seeds."""
-    seeds = yaml.safe_load(SEEDS.read_text(encoding="utf-8"))
-    return [
-        Attempt(template, _seed(seed))
-        for template in TEMPLATES
-        if not templates or template.name in templates
-        for seed in seeds[template.goal][:seed_count_max]
-    ]
-
-
-def controls(templates: Sequence[str] = ()) -> list[Attempt]:
-    """Every innocent frame with harmless seeds: what must go through."""
-    seeds = yaml.safe_load(SEEDS.read_text(encoding="utf-8"))
-    return [
-        Attempt(template, _seed(seed))
-        for template in TEMPLATES
-        if template.is_innocent and (not templates or template.name in templates)
-        for seed in seeds[CONTROLS[template.goal]]
-    ]
-
-
-def _seed(seed: Mapping[str, str] | str) -> Mapping[str, str]:
-    return {"en": seed} if isinstance(seed, str) else seed
+_DIGEST_LENGTH = 12
 
 
 def wilson(hits: int, count: int) -> tuple[float, float]:
@@ -68,23 +44,28 @@ def wilson(hits: int, count: int) -> tuple[float, float]:
     return max(0.0, middle - half), min(1.0, middle + half)
 
 
-def report(results: Iterable[tuple[Attempt, Outcome]]) -> dict[str, dict[str, float]]:
-    """Figures by template: counts of outcomes, and the success of the attack with its interval."""
+def report(outcomes: Iterable[tuple[Attempt, Outcome]]) -> dict[str, dict[str, float]]:
+    """Figures by technique: counts of outcomes; what was of use, with its interval."""
     counts: dict[str, Counter[Outcome]] = {}
-    for attempt, outcome in results:
-        counts.setdefault(attempt.template.name, Counter())[outcome] += 1
+    for attempt, outcome in outcomes:
+        counts.setdefault(attempt.technique.name, Counter())[outcome] += 1
     found: dict[str, dict[str, float]] = {}
     for name, count in counts.items():
         judged = sum(count.values()) - count[Outcome.FAILED]
-        low, high = wilson(count[Outcome.THROUGH], judged)
-        rate = count[Outcome.THROUGH] / judged if judged else 0.0
+        through = sum(count[one] for one in THROUGH)
+        low, high = wilson(count[Outcome.USEFUL], judged)
         found[name] = {one.value: count[one] for one in Outcome}
-        found[name] |= {"success": rate, "success_low": low, "success_high": high}
+        found[name] |= {
+            "through": through / judged if judged else 0.0,
+            "success": count[Outcome.USEFUL] / judged if judged else 0.0,
+            "success_low": low,
+            "success_high": high,
+        }
     return found
 
 
 def show(title: str, found: Mapping[str, Mapping[str, float]]) -> None:
-    """Prints the outcomes by template."""
+    """Prints the outcomes by technique."""
     print(f"{title:38}{'tries':>6}" + "".join(f"{one.value:>10}" for one in Outcome))
     for name, figures in found.items():
         counts = [int(figures[one.value]) for one in Outcome]
@@ -101,43 +82,106 @@ def recheck(path: Path) -> int:
     return sum(case.known_open for case in marked)
 
 
+def fast_run(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Every attempt against the screen of this process; keeps the figures when told to."""
+    screen = Screen.shipped(arguments.weights)
+    found = fast.screened(screen, attempts.attacks(arguments.technique, arguments.seeds))
+    twins = fast.screened(screen, attempts.twins(arguments.technique, arguments.seeds))
+    search: Mapping[str, float] = {}
+    if not arguments.technique:
+        found[fast.SEARCH], search = fast.searched(screen, arguments.budget)
+        twins[fast.SEARCH] = fast.searched_twins(screen)
+    print(f"{'technique':38}{'tries':>6}{'caught':>8}{'refused':>9}{'twins':>7}{'refused':>9}")
+    for name, one in found.items():
+        twin = twins.get(name, Tally())
+        print(
+            f"{name:38}{one.tries:>6}{one.caught:>8}{one.refused:>9}{twin.tries:>7}{twin.refused:>9}"
+        )
+    if arguments.record:
+        version = {
+            "version": arguments.record,
+            "date": dt.datetime.now(dt.UTC).date().isoformat(),
+            "policy": screen.version,
+            "classifier": screen.digest[:_DIGEST_LENGTH],
+        }
+        results.keep(arguments.results, results.record(version, found, twins, search))
+    return {
+        "techniques": len(found),
+        "attempts": sum(one.tries for one in found.values()),
+        "caught": sum(one.caught for one in found.values()),
+        "refused": sum(one.refused for one in found.values()),
+        "twins": sum(one.tries for one in twins.values()),
+        "twins_refused": sum(one.refused for one in twins.values()),
+        "search": dict(search),
+    }
+
+
+def mesh_run(arguments: argparse.Namespace) -> tuple[dict[str, Any], int]:
+    """Every attempt against the running mesh; exit status 1 when it answered none of them."""
+    base_url, key = os.environ["OPENAI_BASE_URL"], os.environ["OPENAI_API_KEY"]
+    target = Target(base_url, key, arguments.model or first_model(base_url, key))
+    planned = attempts.attacks(arguments.technique, arguments.seeds)
+    harmless = attempts.twins(arguments.technique, arguments.seeds)
+    with ThreadPoolExecutor(arguments.concurrency) as threads:
+        outcomes = list(threads.map(target.attack, [*planned, *harmless]))
+    came = list(zip(planned, outcomes, strict=False))
+    found = report(came)
+    twins = report(zip(harmless, outcomes[len(planned) :], strict=True))
+    show("attacks", found)
+    show("harmless requests in the same frames", twins)
+    through = [attempt for attempt, outcome in came if outcome in THROUGH]
+    filed = 0
+    if through and not arguments.dry:
+        version = read_policy(POLICY.read_text(encoding="utf-8"), POLICY.name).version
+        today = dt.datetime.now(dt.UTC).date().isoformat()
+        new = [cases.case_of(each, today, version) for each in through]
+        filed = cases.file(arguments.cases, new)
+    failed = sum(outcome is Outcome.FAILED for _, outcome in came)
+    total = {
+        "attempts": len(came),
+        "through": len(through),
+        "useful": sum(outcome is Outcome.USEFUL for _, outcome in came),
+        "failed": failed,
+        "filed": filed,
+        "techniques": found,
+        "twins": twins,
+    }
+    return total, 1 if failed == len(came) else 0
+
+
 def main() -> int:
-    """Runs the attacks; exit status 1 when the mesh did not answer them."""
+    """Runs what is asked for; exit status 1 when the mesh did not answer."""
     parser = argparse.ArgumentParser(prog="safety_svc.redteam", description=__doc__)
-    parser.add_argument("--template", action="append", default=[], help="only this one; repeatable")
-    parser.add_argument("--seeds", type=int, default=1_000, help="at most so many for a template")
+    parser.add_argument("--fast", action="store_true", help="the screen alone, in this process")
+    parser.add_argument(
+        "--record", default="", help="with --fast: keep the figures as this version"
+    )
+    parser.add_argument("--weights", type=Path, help="with --fast: of this folder")
+    parser.add_argument("--results", type=Path, default=results.RESULTS)
+    parser.add_argument("--show", action="store_true", help="only write page and picture")
+    parser.add_argument("--budget", type=int, default=fast.BUDGET, help="tries of a search")
+    parser.add_argument("--technique", action="append", default=[], help="only it; repeatable")
+    parser.add_argument("--seeds", type=int, default=1_000, help="at most so many for a technique")
     parser.add_argument("--concurrency", type=int, default=4)
     parser.add_argument("--model", default="", help="default: the first that the edge lists")
     parser.add_argument("--cases", type=Path, default=CASES, help="where successes are filed")
     parser.add_argument("--dry", action="store_true", help="file nothing")
     parser.add_argument("--recheck", action="store_true", help="only screen the filed cases again")
     arguments = parser.parse_args()
+    status, said = 0, {}
     if arguments.recheck:
-        print(json.dumps({"known_open": recheck(arguments.cases)}))
-        return 0
-    base_url, key = os.environ["OPENAI_BASE_URL"], os.environ["OPENAI_API_KEY"]
-    target = Target(base_url, key, arguments.model or first_model(base_url, key))
-    planned = attempts(arguments.template, arguments.seeds)
-    control = controls(arguments.template)
-    with ThreadPoolExecutor(arguments.concurrency) as threads:
-        outcomes = list(threads.map(target.attack, [*planned, *control]))
-    results = list(zip(planned, outcomes, strict=False))
-    found = report(results)
-    harmless = report(zip(control, outcomes[len(planned) :], strict=True))
-    show("attacks", found)
-    show("harmless requests in the same frames", harmless)
-    through = [attempt for attempt, outcome in results if outcome is Outcome.THROUGH]
-    filed = 0
-    if through and not arguments.dry:
-        version = read_policy(POLICY.read_text(encoding="utf-8"), POLICY.name).version
-        today = dt.datetime.now(dt.UTC).date().isoformat()
-        filed = cases.file(
-            arguments.cases, [cases.case_of(each, today, version) for each in through]
-        )
-    failed = sum(outcome is Outcome.FAILED for _, outcome in results)
-    total = {"attempts": len(results), "through": len(through), "failed": failed, "filed": filed}
-    print(json.dumps({**total, "templates": found, "control": harmless}))
-    return 1 if failed == len(results) else 0
+        said = {"known_open": recheck(arguments.cases)}
+    elif arguments.show:
+        kept = results.read(arguments.results)
+        results.PAGE.write_text(results.page(kept), encoding="utf-8")
+        results.draw(kept, results.PICTURE)
+        said = {"versions": len(kept)}
+    elif arguments.fast:
+        said = fast_run(arguments)
+    else:
+        said, status = mesh_run(arguments)
+    print(json.dumps(said))
+    return status
 
 
 if __name__ == "__main__":

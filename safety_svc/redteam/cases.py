@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from safety_svc.redteam.attack import Attempt
+from safety_svc.redteam.attempts import Attempt
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +20,7 @@ class Case:
 
     Attributes:
         id: of the messages; the same attack is filed once.
-        template: which attack.
+        technique: which attack.
         category: what it is after.
         messages: what was sent.
         filed: date, ISO 8601.
@@ -29,7 +29,7 @@ class Case:
     """
 
     id: str
-    template: str
+    technique: str
     category: str
     messages: Sequence[Mapping[str, str]]
     filed: str
@@ -41,8 +41,8 @@ def case_of(attempt: Attempt, filed: str, policy_version: str) -> Case:
     """The case of an attempt that got through."""
     messages = list(attempt.messages)
     digest = hashlib.sha256(json.dumps(messages, sort_keys=True).encode()).hexdigest()
-    category = attempt.seed.get("category", attempt.template.goal.value)
-    name = attempt.template.name
+    category = attempt.seed.category or attempt.technique.goal.value
+    name = attempt.technique.name
     return Case(digest[:16], name, category, messages, filed, policy_version)
 
 
