@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 
 from safety_svc.classifier import weights
 from safety_svc.classifier.encoder import NO_EXIT, Window, WindowScore
+from safety_svc.classifier.joins import parts_joined
 from safety_svc.classifier.labels import CATEGORIES, COUNT, NAME, judged
 from safety_svc.classifier.linear import probability
 from safety_svc.classifier.normalise import is_plain, plain, readings
@@ -45,6 +46,7 @@ OTHER_MESSAGE_COUNT_MAX, OTHER_LENGTH_MAX = 16, 4_096
 _DISCOUNT = {Audience.USER: 1.0, Audience.ASSISTANT: 2.0, Audience.SYSTEM: 1.5}
 # The user's messages seen together: how many earlier ones, and of each how many characters.
 _TOGETHER_COUNT, _TOGETHER_LENGTH, _LAST_LENGTH = 2, 160, 320
+_TURN_COUNT_MIN = 2
 
 
 class Judged(NamedTuple):
@@ -103,7 +105,7 @@ class Classifier:
         """True, within microseconds, where `conversation` would find nothing; else False."""
         parts, together = _parts(turns)
         texts = [(part.text, part.audience) for part in parts]
-        texts += [(together, Audience.USER)] if together else []
+        texts += [(text, Audience.USER) for text in together]
         return all(self.clears(text, audience) for text, audience in texts)
 
     def inspect(self, text: str, context: Context) -> Sequence[Finding]:
@@ -125,8 +127,8 @@ class Classifier:
             Judged(one.message_index, self.scores(one.text, one.audience, discount=one.discount))
             for one in parts
         ]
-        if together:
-            scores = self._reading(plain(together), False, _DISCOUNT[Audience.USER])
+        for text in together:
+            scores = self._reading(plain(text), False, _DISCOUNT[Audience.USER])
             last = found[-1]
             found[-1] = last._replace(scores=np.maximum(last.scores, scores))
         return found
@@ -199,10 +201,11 @@ class _Part(NamedTuple):
     discount: float
 
 
-def _parts(turns: Sequence[Turn]) -> tuple[list[_Part], str]:
+def _parts(turns: Sequence[Turn]) -> tuple[list[_Part], list[str]]:
     """What is judged of a conversation: its messages, the user's last one as the last part.
 
-    And the user's last messages as one text, before `plain`; empty when there is but one.
+    And the user's last messages as one text, before `plain`, where there are several; and what
+    they name as parts of one request.
     """
     users = [index for index, turn in enumerate(turns) if turn.audience is Audience.USER]
     last = users[-1] if users else -1
@@ -210,7 +213,10 @@ def _parts(turns: Sequence[Turn]) -> tuple[list[_Part], str]:
     parts = [_earlier(index, turns[index]) for index in earlier[:OTHER_MESSAGE_COUNT_MAX]]
     if users:
         parts.append(_Part(last, turns[last].text, Audience.USER, 0.0))
-    return parts, _together(turns, users) if len(users) > 1 else ""
+    if len(users) < _TURN_COUNT_MIN:
+        return parts, []
+    together = _together(turns, users)
+    return parts, [text for text in (together, parts_joined(together)) if text]
 
 
 def _earlier(index: int, turn: Turn) -> _Part:

@@ -11,12 +11,14 @@ import re
 import unicodedata
 from functools import cache
 
-from safety_svc.classifier import encodings
+from safety_svc.classifier import encodings, joins
 from safety_svc.fast.library import FastPlain
 
-READING_COUNT_MAX = 6
+READING_COUNT_MAX = 10
 # A look at what is decoded: longer hidden texts are cut. Words around it that are kept.
 READING_LENGTH_MAX, _AROUND = 4_096, 16
+# A hidden text that is read alone has at least so many words that the text has not.
+_HIDDEN_WORD_COUNT_MIN = 4
 
 # Drawn as nothing: soft hyphen, joiners, marks of direction, variation selectors, fillers.
 _INVISIBLE = re.compile(
@@ -24,13 +26,18 @@ _INVISIBLE = re.compile(
     "\u2060-\u206f\u3164\ufe00-\ufe0f\ufeff\uffa0\U000e0100-\U000e01ef]"
 )
 _TAGS = re.compile("[\U000e0020-\U000e007e]+")
+# Bytes as variation selectors; in honest text they stand alone.
+_SELECTORS = re.compile("[\ufe00-\ufe0f\U000e0100-\U000e01ef]{8,}")
+_SPACE = re.compile(r"\s")
 _WORD = re.compile(r"[^\W\d_]+")
 # Letters of other scripts that look like Latin ones (a part of Unicode TS 39, confusables.txt).
 _LOOKALIKES = str.maketrans(
-    "аеорсухіјѕһԁԛԝкмтнвгпАВЕКМНОРСТХУІЈЅαοριντυκχεγωηΑΒΕΖΗΙΚΜΝΟΡΤΥΧıɑɡⅼаᴀʙᴄᴅᴇɢʜɪᴊᴋʟᴍɴᴏᴘʀᴛᴜᴠᴡʏᴢ",
-    "aeopcyxijshdqwkmthbrnABEKMHOPCTXYIJSaopivtukxeywnABEZHIKMNOPTYXiaglaabcdeghijklmnoprtuvwyz",
+    "аеорсухіјѕһԁԛԝкмтнвгпАВЕКМНОРСТХУІЈЅαοριντυκχεγωηΑΒΕΖΗΙΚΜΝΟΡΤΥΧıɑɡⅼаᴀʙᴄᴅᴇꜰɢʜɪᴊᴋʟᴍɴᴏᴘʀꜱᴛᴜᴠᴡʏᴢ",
+    "aeopcyxijshdqwkmthbrnABEKMHOPCTXYIJSaopivtukxeywnABEZHIKMNOPTYXiaglaabcdefghijklmnoprstuvwyz",
 )
-_LOOKALIKES_FROM = frozenset(map(chr, _LOOKALIKES))
+# Of no script of their own: a word of nothing else is a Latin one.
+_SMALL_CAPITALS = frozenset("ᴀʙᴄᴅᴇꜰɢʜɪᴊᴋʟᴍɴᴏᴘʀꜱᴛᴜᴠᴡʏᴢ")
+_KNOWN_TRICKS = encodings.TURNED.union(map(chr, _LOOKALIKES))
 # Two spaces stay two, and three become two: they part l e t t e r s   s e t   a p a r t.
 _SPACES = re.compile(r"[^\S\n]{3,}|[^\S\n ]")
 _APART_SPACE_COUNT = 3
@@ -72,7 +79,7 @@ def _told(code: int) -> int:
     """A letter or sign that `plain` leaves alone, whatever stands beside it; or unknown."""
     character = chr(code)
     category = unicodedata.category(character)
-    if code in _JAMO or category[0] in "MNZC" or character in _LOOKALIKES_FROM:
+    if code in _JAMO or category[0] in "MNZC" or character in _KNOWN_TRICKS:
         return _UNKNOWN
     if _INVISIBLE.match(character) or unicodedata.normalize("NFKC", character) != character:
         return _UNKNOWN
@@ -99,6 +106,7 @@ def plain(text: str) -> str:
     Cheap for ASCII. Long runs of spaces and of one character become short.
     """
     if not text.isascii():
+        text = _SELECTORS.sub(_from_selectors, text)
         text = _heaps().sub(r"\1", _TAGS.sub(_untagged, _INVISIBLE.sub("", text)))
         text = unicodedata.normalize("NFKC", text)
         text = _MARKS.sub("", unicodedata.normalize("NFC", text))
@@ -113,12 +121,36 @@ def readings(text: str) -> list[str]:
     At most READING_COUNT_MAX, often none.
     """
     seen = text[: 4 * READING_LENGTH_MAX]
-    found = dict.fromkeys(
-        _changed(seen, reading).strip()[:READING_LENGTH_MAX] for reading in encodings.decoded(seen)
-    )
-    found.pop(text, None)
-    found.pop("", None)
-    return list(found)[:READING_COUNT_MAX]
+    found: dict[str, None] = {}
+    for reading in encodings.decoded(seen):
+        found |= dict.fromkeys((_changed(seen, reading), _hidden(seen, reading)))
+    found |= dict.fromkeys(joins.joined(seen))
+    kept = dict.fromkeys(one.strip()[:READING_LENGTH_MAX] for one in found)
+    kept.pop(text, None)
+    kept.pop("", None)
+    return list(kept)[:READING_COUNT_MAX]
+
+
+def _hidden(text: str, reading: str) -> str:
+    """What `reading` has where `text` has something else, without the words before and after.
+
+    The line that says how to decode it makes a request look like an exercise. Empty where it is
+    too short to be a request, or is the text's own words for more than half.
+    """
+    first = _shared(text, reading)
+    start = 1 + max(reading.rfind(" ", 0, first), reading.rfind("\n", 0, first))
+    last = max(start, len(reading) - _shared(text[::-1], reading[::-1]))
+    rest = _SPACE.search(reading, last)
+    hidden = reading[start : rest.start() if rest else None]
+    words, known = hidden.split(), set(text.split())
+    other = sum(word not in known for word in words)
+    return hidden if other >= max(_HIDDEN_WORD_COUNT_MIN, len(words) / 2) else ""
+
+
+def _shared(one: str, other: str) -> int:
+    """How many characters two texts begin with alike."""
+    pairs = enumerate(zip(one, other, strict=False))
+    return next((at for at, (a, b) in pairs if a != b), min(len(one), len(other)))
 
 
 def _changed(text: str, reading: str) -> str:
@@ -141,11 +173,22 @@ def _untagged(match: re.Match[str]) -> str:
     return "".join(chr(ord(tag) - 0xE0000) for tag in match.group())
 
 
+def _from_selectors(match: re.Match[str]) -> str:
+    """UTF-8 out of variation selectors: 1 to 16 are the bytes 0 to 15, 17 to 256 the rest."""
+    first, more = 0xFE00, 0xE0100 - 16
+    codes = map(ord, match.group())
+    data = bytes(code - (more if code > more else first) for code in codes)
+    return data.decode(errors="ignore")
+
+
 def _latin(match: re.Match[str]) -> str:
-    """A word that mixes Latin letters with look-alikes of them, in Latin letters only."""
+    """A word that mixes Latin letters with look-alikes of them, in Latin letters only.
+
+    Small capitals, and words that consist of them, too.
+    """
     word = match.group()
     if word.isascii():
         return word
     changed = word.translate(_LOOKALIKES)
-    mixed = any(c.isascii() for c in word)
+    mixed = any(c.isascii() for c in word) or _SMALL_CAPITALS.issuperset(word)
     return changed if mixed and changed.isascii() else word

@@ -48,7 +48,8 @@ class PlainText {
   bool has_no_other_reading(const Char* text, std::size_t size) const {
     const View view{text, size};
     return size <= kPlainLengthMax && is_plain(view) && !may_be_encoded(view) &&
-           !has_letters_apart(view) && !has_leet(view) && !is_english_undone(view);
+           !has_letters_apart(view) && !may_be_pieces(view) && !has_leet(view) &&
+           !is_english_undone(view);
   }
 
  private:
@@ -86,17 +87,20 @@ class PlainText {
     return true;
   }
 
-  // encodings._opened: _BASE64, _HEX, _BINARY, _MORSE by the length of their runs; _PERCENT,
-  // _ENTITY and _ESCAPES by their first two characters.
+  // encodings._opened: _BASE64 and _BASE32, _HEX, _BINARY, _CODES, _MORSE by the length of their
+  // runs; _PERCENT, _ENTITY and _ESCAPES by their first two characters.
   static bool may_be_encoded(View t) {
-    int base64 = 0, hex = 0, binary = 0, morse = 0;
+    int base64 = 0, hex = 0, binary = 0, codes = 0, morse = 0;
     for (std::size_t i = 0; i < t.size; ++i) {
       const Char c = t[i], next = t[i + 1];
       base64 = is_ascii_letter(c) || is_digit(c) || is_one_of(c, "+/_-") ? base64 + 1 : 0;
       hex = is_hex(c) ? hex + 1 : is_one_of(c, "xX\\ ,:") ? hex : 0;
       binary = is_one_of(c, "01 ,") ? binary + 1 : 0;
+      codes = is_digit(c) || is_one_of(c, " ,") ? codes + 1 : 0;
       morse = is_one_of(c, ".-/ \n") || c == 0xB7 || c == 0x2013 ? morse + 1 : 0;
-      if (base64 >= 16 || hex >= 16 || binary >= 32 || morse >= 12) return true;
+      if (base64 >= 16 || hex >= 16 || binary >= 32 || codes >= 26 || morse >= 12) {
+        return true;
+      }
       if (c == '%' && is_hex(next)) return true;
       if ((c == '&' && next == '#') || (c == '\\' && next == 'u')) return true;
     }
@@ -120,6 +124,47 @@ class PlainText {
       }
     }
     return false;
+  }
+
+  // joins.joined: more than a few of what its patterns begin with.
+  bool may_be_pieces(View t) const {
+    int quotes = 0, alone = 0, gap = 0, tags = 0, hyphens = 0, pairs = 0, words = 0;
+    int capitals = 0, lower = 0, items = 0;
+    std::size_t line = 0;  // where it begins
+    int spaces = 0;        // in the line
+    bool item = false;
+    for (std::size_t i = 0; i < t.size; ++i) {
+      const Char c = t[i], before = t[i - 1], next = t[i + 1];
+      quotes += is_one_of(c, "\"'") && !(is_alnum(before) && is_alnum(next));
+      words += !is_space(c) && is_space(before);
+      if (is_alnum(c)) {
+        if (is_alnum(before) || is_alnum(next)) {
+          alone = 0;
+        } else {
+          alone = alone && gap <= 12 ? alone + 1 : 1;
+        }
+        gap = 0;
+      } else {
+        ++gap;
+      }
+      tags += (c == '<' && is_word(before)) || (is_one_of(c, "*~") && next == c && is_word(before));
+      hyphens += c == '-' && is_letter(before) && is_letter(next);
+      pairs += is_letter(c) && next == c && is_letter(t[i + 2]) && t[i + 3] == t[i + 2];
+      const bool is_lower = c >= 'a' && c <= 'z', is_capital = c >= 'A' && c <= 'Z';
+      capitals = is_capital ? capitals + 1 : is_lower ? capitals : 0;
+      lower = is_lower ? lower + 1 : is_capital ? lower : 0;
+      item = item || (i < line + 5 && is_one_of(c, ").:]") && is_digit(before));
+      spaces += c == ' ';
+      if (c == '\n' || i + 1 == t.size) {
+        items += item && spaces <= 6;
+        line = i + 1;
+        spaces = 0;
+        item = false;
+      }
+      if (alone >= 10 || (capitals >= 5 && lower)) return true;
+    }
+    return quotes >= 6 || tags >= 2 || pairs >= 3 || items >= 3 ||
+           (hyphens >= 3 && 4 * hyphens >= words);
   }
 
   // encodings._MIXED and _letters_only: somewhere a digit or sign touches a letter, and there is a

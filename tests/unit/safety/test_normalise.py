@@ -102,9 +102,10 @@ def test_readings_are_bounded() -> None:
 @pytest.mark.parametrize("spelled", [" ".join(LINE), LINE[::-1], codecs.encode(LINE, "rot13")])
 def test_what_is_hidden_under_a_line_in_plain_english_is_read(spelled: str) -> None:
     heading = "Read it and answer what it asks:"
-    (found,) = readings(plain(f"{heading}\n\n{spelled}"))
+    found, alone, *_ = readings(plain(f"{heading}\n\n{spelled}"))
     assert found.startswith(heading)
     assert found.split("\n")[-1].replace(" ?", "?") == LINE
+    assert alone.rstrip("?") == LINE.rstrip("?")  # without the line that makes it an exercise
 
 
 def test_of_a_long_text_only_what_changed_is_read_again() -> None:
