@@ -1,6 +1,6 @@
 # The verbs of chatmesh. Everything lives in this folder: .venv, .chatmesh (state), build.
 .DEFAULT_GOAL := help
-.PHONY: help run up down test check format proto bench bench-engine chaos clean
+.PHONY: help run up down test check sbom format proto bench bench-engine chaos clean
 
 PYTHON ?= python3
 BIN := .venv/bin
@@ -53,13 +53,17 @@ down: .venv/run.stamp ## stop what `make up` started
 test: .venv/dev.stamp ## every test
 	$(BIN)/python -m pytest tests --ignore=tests/bench
 
-check: .venv/dev.stamp ## format, lint, types, contracts, imports, house rules
+check: .venv/dev.stamp sbom ## format, lint, types, contracts, imports, supply chain, house rules
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy $(SERVICES) mesh
 	$(BIN)/python proto/build.py --check
 	$(BIN)/lint-imports
+	$(BIN)/python -m tests.supply check
 	$(BIN)/python -m pytest tests/house
+
+sbom: .venv/dev.stamp ## write what is installed into build/sbom.json (CycloneDX)
+	$(BIN)/python -m tests.supply sbom build/sbom.json
 
 format: .venv/dev.stamp ## put the sources into the house's format
 	$(BIN)/ruff format .
