@@ -162,6 +162,20 @@ async def test_others_keys_and_whole_redis_are_refused(server, service: str) -> 
                 await client.execute_command(*command.split())
 
 
+async def test_inference_can_add_its_reports_and_not_take_them_back(server) -> None:
+    async with as_user(server.url, "inference") as client:
+        number = await client.xadd("usage", {"event": b"x"})
+        for command in (
+            ["XREAD", "STREAMS", "usage", "0"],
+            ["XRANGE", "usage", "-", "+"],
+            ["XDEL", "usage", number],
+            ["XTRIM", "usage", "MAXLEN", "0"],
+            ["DEL", "usage"],
+        ):
+            with pytest.raises(NoPermissionError):
+                await client.execute_command(*command)
+
+
 async def test_a_script_may_not_reach_further_than_its_user(server) -> None:
     async with as_user(server.url, "gateway") as client:
         for call in ("'GET', 'usage'", "'SORT', 'cm:turn:x', 'BY', 'usage:*'", "'FLUSHALL'"):
