@@ -36,7 +36,8 @@ def test_every_test_that_the_page_names_exists_and_is_not_skipped() -> None:
     for name in names:
         assert name in known, f"no test is called {name}; mend SECURITY.md"
         marks = " ".join(map(ast.unparse, known[name].decorator_list))
-        assert "skip" not in marks, f"{name} is skipped: it proves nothing in SECURITY.md"
+        skipped = re.search(r"\bskip\b", marks)  # on a condition (skipif) it may be
+        assert not skipped, f"{name} is skipped: it proves nothing in SECURITY.md"
         assert any(
             isinstance(node, ast.Assert | ast.With | ast.AsyncWith)
             for node in ast.walk(known[name])
