@@ -70,15 +70,19 @@ class Generations:
         await self._idle.wait()
 
     @asynccontextmanager
-    async def open(self, request: EngineRequest, label: MeterLabel) -> AsyncIterator[TokenStream]:
+    async def open(
+        self, request: EngineRequest, label: MeterLabel | None
+    ) -> AsyncIterator[TokenStream]:
         """Submits a request; on leaving, cancels what runs and meters exactly what was generated.
+
+        Without a label nothing is metered.
 
         Raises:
             MeshError: DRAINING, QUEUE_FULL, REQUEST_TOO_LARGE, DEADLINE_UNREACHABLE, BAD_REQUEST;
                 ENGINE_FAILED and BAD_REQUEST (a response format) from the body.
         """
         stream = self._submit(request)
-        meter = self._usage.open(label, stream.counts)
+        meter = self._usage.open(label, stream.counts) if label else None
         self._open += 1
         self._idle.clear()
         try:
@@ -86,7 +90,7 @@ class Generations:
         except EngineError as error:
             failure = _as_mesh_error(error)
             if failure.reason == ENGINE_FAILED:
-                log.error("engine_failed", turn_id=label.turn_id, error=str(error))
+                log.error("engine_failed", turn_id=request.group, error=str(error))
             raise failure from error
         finally:
             self._leave(stream, meter, len(request.emitted_token_ids))
@@ -108,7 +112,7 @@ class Generations:
         except EngineError as error:
             raise _as_mesh_error(error) from error
 
-    def _leave(self, stream: TokenStream, meter: Meter, emitted_count: int) -> None:
+    def _leave(self, stream: TokenStream, meter: Meter | None, emitted_count: int) -> None:
         if stream.done:
             self._close(stream, meter, emitted_count)
             return
@@ -125,8 +129,9 @@ class Generations:
         self._closing.add(task)
         task.add_done_callback(self._closing.discard)
 
-    def _close(self, stream: TokenStream, meter: Meter, emitted_count: int) -> None:
-        self._usage.close(meter)
+    def _close(self, stream: TokenStream, meter: Meter | None, emitted_count: int) -> None:
+        if meter:
+            self._usage.close(meter)
         counts = stream.counts
         _requests.labels(stream.finish.reason.value if stream.finish else "failed").inc()
         _tokens.labels("output").inc(counts.output - emitted_count)

@@ -85,7 +85,7 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
             instance=self._instance,
             step=request.step,
         )
-        async with self._generations.open(ask, label) as stream:
+        async with self._generations.open(ask, None if request.unmetered else label) as stream:
             started = inference_pb2.Started(instance=self._instance)
             await context.write(inference_pb2.GenerateResponse(started=started))
             delta = await stream.take()

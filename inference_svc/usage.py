@@ -48,17 +48,21 @@ class MeterLabel:
 class Meter:
     """Turns the counts of one attempt into events, each position once.
 
-    Prompt tokens are reported by the first of the n answers only: they are the step's.
+    Prompt tokens are reported by the first of the n answers only: they are the step's; and not
+    before its first token, because a turn that is cancelled without one costs nothing.
     """
 
     def __init__(self, label: MeterLabel, counts: GeneratedCounts) -> None:
         self._label, self._counts = label, counts
+        self._output_begin = counts.output
         self._output_reported = counts.output  # earlier attempts reported those before
         self._prompt_reported = 0
 
     def events(self, now_s: float) -> list[billing_pb2.UsageEvent]:
         """What happened since the last call; `now_s` is seconds since the epoch."""
         counts, found = self._counts, []
+        if counts.output == self._output_begin:
+            return []
         if self._label.choice_index == 0 and counts.prefilled > self._prompt_reported:
             begin = self._prompt_reported
             if begin < counts.cached:

@@ -49,7 +49,7 @@ class Answer:
     """What a node generated of one answer, and how much of it safety cleared.
 
     Offsets count bytes of the generated UTF-8 text, not what stands in the place of masked text.
-    Tokens count as released once the whole text of their frame is.
+    Tokens count as released once the whole text of their frame is (a reader is told more exactly).
     """
 
     def __init__(self, choice_index: int) -> None:
@@ -69,6 +69,7 @@ class Answer:
         self._node_finish_reason = ""
         self._shown: list[str] = []
         self._held: deque[HeldFrame] = deque()
+        self._told = 0
 
     @property
     def text(self) -> str:
@@ -121,7 +122,7 @@ class Answer:
         logprobs = self._release_frames(masks)
         if not text and not logprobs:
             return None
-        return TextDelta(self.choice_index, text, self.released_token_count, logprobs)
+        return TextDelta(self.choice_index, text, self._told_token_count(), logprobs)
 
     def clear(self, masks: Sequence[Mask] = ()) -> TextDelta | None:
         """Releases all that is left and takes over the node's reason, if it came to one."""
@@ -138,7 +139,7 @@ class Answer:
             return None
         text = f"\n\n{safe_text}" if self._shown else safe_text
         self._shown.append(text)
-        return TextDelta(self.choice_index, text, self.released_token_count)
+        return TextDelta(self.choice_index, text, self._told_token_count())
 
     def finish(self) -> ChoiceFinished:
         """Ends it; how, as the client hears it."""
@@ -174,6 +175,19 @@ class Answer:
 
     def _between(self, start: int, end: int) -> str:
         return self.text_bytes[start:end].decode()
+
+    def _told_token_count(self) -> int:
+        """Tokens that have left, as a reader is told: of a frame that left in part, that part.
+
+        Which of its bytes are which token's is not known here. Never less than was told before.
+        """
+        count = self.released_token_count
+        if self._held:
+            start, end, token_count, _ = self._held[0]
+            if start < self.released_offset < end:
+                count += token_count * (self.released_offset - start) // (end - start)
+        self._told = max(self._told, count)
+        return self._told
 
     def _masked(self, end: int, masks: Sequence[Mask]) -> str:
         """The text from what was released up to `end`, masked."""

@@ -171,7 +171,8 @@ class GuardLlm:
 
     async def _answer(self, token_ids: Sequence[int]) -> list[tuple[Category, float]]:
         request = inference_pb2.GenerateRequest(
-            turn_id=str(ULID()),  # no hold has it: nobody is charged
+            turn_id=str(ULID()),
+            unmetered=True,
             model=self._model,
             prompt_token_ids=token_ids,
             max_tokens=ANSWER_TOKEN_COUNT_MAX,

@@ -60,6 +60,33 @@ def test_tokens_count_once_their_frame_is_out_and_bring_their_log_probabilities(
     assert answer.release(4).token_count == 4
 
 
+def test_a_reader_is_told_of_tokens_as_their_text_leaves():
+    answer = Answer(0)
+    words = " one two three four five six seven eight nine ten"
+    received(answer, "Hello", 1)
+    received(answer, words, 10)
+    told = [answer.release(offset).token_count for offset in (5, 25, 45)]
+    assert told == [1, 1 + 4, 1 + 8]  # not 1, 1, 1
+    assert answer.released_token_count == 1  # accounts are kept in whole frames
+    # What is withheld in the end was never told of, and nothing that was is taken back.
+    safe = answer.block("violence", 45, "No.")
+    assert safe.token_count == told[-1]
+
+
+@given(FRAMES, st.lists(st.integers(0, 80)))
+def test_what_a_reader_is_told_rises_and_never_passes_what_was_generated(frames, offsets):
+    answer, told = Answer(0), [0]
+    for text, tokens in frames:
+        received(answer, text, tokens)
+        if offsets and (delta := answer.release(offsets.pop())):
+            told.append(delta.token_count)
+            assert told[-1] <= len(answer.token_ids)
+    answer.receive(Frame(finish_reason="stop"))
+    if delta := answer.clear():
+        assert delta.token_count == len(answer.token_ids)
+    assert told == sorted(told)
+
+
 @pytest.mark.parametrize(
     ("masks", "rest"),
     [

@@ -399,6 +399,27 @@ async def test_usage_of_a_cancelled_answer_is_what_was_generated(
     assert 0 < ends[-1] < 400
 
 
+async def test_a_turn_that_is_cancelled_before_its_first_token_costs_nothing(
+    model, tmp_path, redis_url
+) -> None:
+    timing = Timing(prefill_tokens_per_s=1e-3)
+    async with running(model, tmp_path, redis_url, timing=timing) as node:
+        call = node.stub.Generate(node.request())
+        await until_running(node, 1)
+        call.cancel()
+        await asyncio.wait_for(node.generations.idle(), DEADLINE_S)
+    assert await usage_events(redis_url) == []
+
+
+async def test_what_nobody_is_charged_for_is_not_metered(model, tmp_path, redis_url) -> None:
+    async with running(model, tmp_path, redis_url) as node:
+        free = await node.generate(unmetered=True)
+        await node.generate(turn_id="01JD0000000000000000000001")
+    assert output_ids(free)
+    events = await usage_events(redis_url)
+    assert {each.turn_id for each in events} == {"01JD0000000000000000000001"}
+
+
 async def test_usage_is_reported_while_it_runs(model, tmp_path, redis_url) -> None:
     async with running(model, tmp_path, redis_url, timing=Timing(token_interval_ms=5)) as node:
         stop = inference_pb2.StopConditions(ignore_eos=True)

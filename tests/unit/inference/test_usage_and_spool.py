@@ -33,13 +33,13 @@ def test_meter_reports_each_position_once() -> None:
     counts = GeneratedCounts()
     meter = Meter(LABEL, counts)
     assert meter.events(0.0) == []
-    counts.cached, counts.prefilled = 32, 32
-    assert ranges(meter.events(0.0)) == [("cached", 0, 32)]
-    counts.prefilled = 50
-    assert ranges(meter.events(0.0)) == [("in", 32, 50)]
-    counts.prefilled, counts.output = 60, 4
-    (prompt, output) = meter.events(12.5)
-    assert ranges([prompt, output]) == [("in", 50, 60), ("out", 0, 4)]
+    counts.cached, counts.prefilled = 32, 50
+    assert meter.events(0.0) == []  # cancelled here, the turn would cost nothing
+    counts.prefilled, counts.output = 60, 1
+    assert ranges(meter.events(0.0)) == [("cached", 0, 32), ("in", 32, 60), ("out", 0, 1)]
+    counts.output = 4
+    (output,) = meter.events(12.5)
+    assert ranges([output]) == [("out", 1, 4)]
     assert output.event_time.ToNanoseconds() == 12_500_000_000
     assert meter.events(0.0) == []
 

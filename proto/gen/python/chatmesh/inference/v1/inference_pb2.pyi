@@ -167,6 +167,7 @@ class GenerateRequest(_message.Message):
     TOP_LOGPROBS_FIELD_NUMBER: _builtins.int
     LOGPROBS_FIELD_NUMBER: _builtins.int
     STEP_FIELD_NUMBER: _builtins.int
+    UNMETERED_FIELD_NUMBER: _builtins.int
     turn_id: _builtins.str
     """The turn (ULID, 26 characters): idempotency key of everything billable."""
     attempt: _builtins.int
@@ -190,6 +191,10 @@ class GenerateRequest(_message.Message):
     step: _builtins.int
     """Which model call of the turn this is: a turn may call a model again, after a tool. Everything
     billable is (turn, step, attempt, choice, position). Range [0, 127]. Absent: 0, the first call.
+    """
+    unmetered: _builtins.bool
+    """Nobody is charged: the system asks for itself, as a guard model that judges a prompt. No usage
+    events are written, for no hold would ever be found for them. Absent: somebody is.
     """
     @_builtins.property
     def prompt_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
@@ -233,10 +238,11 @@ class GenerateRequest(_message.Message):
         top_logprobs: _builtins.int = ...,
         logprobs: _builtins.bool = ...,
         step: _builtins.int = ...,
+        unmetered: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["response_format", b"response_format", "sampling", b"sampling", "stop", b"stop"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "cache_salt", b"cache_salt", "choice_index", b"choice_index", "emitted_token_ids", b"emitted_token_ids", "logprobs", b"logprobs", "max_tokens", b"max_tokens", "model", b"model", "priority", b"priority", "prompt_token_ids", b"prompt_token_ids", "response_format", b"response_format", "sampling", b"sampling", "step", b"step", "stop", b"stop", "top_logprobs", b"top_logprobs", "turn_id", b"turn_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "cache_salt", b"cache_salt", "choice_index", b"choice_index", "emitted_token_ids", b"emitted_token_ids", "logprobs", b"logprobs", "max_tokens", b"max_tokens", "model", b"model", "priority", b"priority", "prompt_token_ids", b"prompt_token_ids", "response_format", b"response_format", "sampling", b"sampling", "step", b"step", "stop", b"stop", "top_logprobs", b"top_logprobs", "turn_id", b"turn_id", "unmetered", b"unmetered"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
