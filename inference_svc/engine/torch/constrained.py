@@ -10,6 +10,7 @@ a complete text, and it may only follow one.
 
 import json
 import threading
+import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -24,12 +25,15 @@ if TYPE_CHECKING:
     from llguidance import LLMatcher, LLParserLimits, LLTokenizer
     from llguidance._lib import JsonCompileOptions
 
-GRAMMAR_CACHE_COUNT_MAX = 64
-# llguidance's own defaults, but fewer lexer states (1-2 kB each): a hostile grammar may take about
-# 50 MB, 20 ms to compile and 15 ms a token, then its request fails.
-LEXER_STATE_COUNT_MAX = 30_000
-# Each costs a compilation on the engine's thread; only grammars at the limits come to it.
-RESTART_COUNT_MAX = 8
+GRAMMAR_CACHE_COUNT_MAX = 32
+# llguidance's own defaults, but fewer lexer states (1-2 kB each), and less work for one token: a
+# hostile grammar may take about 15 MB and 4 ms a token, then its request fails.
+LEXER_STATE_COUNT_MAX = 10_000
+STEP_LEXER_FUEL_MAX = 50_000
+STEP_ITEM_COUNT_MAX = 12_500
+# Each costs a compilation on the engine's thread, so that only what compiles fast has any.
+RESTART_COUNT_MAX = 2
+RESTART_COMPILE_S_MAX = 0.05
 ERROR_LENGTH_MAX = 300
 # What a schema may not choose for itself by its "x-guidance".
 _JSON_OPTIONS: "JsonCompileOptions" = {
@@ -121,7 +125,7 @@ class Constraint:
 
         So a request fails only where its own tokens lead, whatever others asked.
         """
-        if self._restart_count == RESTART_COUNT_MAX:
+        if self._restart_count == RESTART_COUNT_MAX or not self._grammar.may_restart:
             raise GrammarFailedError
         self._restart_count += 1
         self._matcher = self._grammar.private()
@@ -138,7 +142,9 @@ class Grammar:
 
     def __init__(self, make: Callable[[], "LLMatcher"], eos_token_ids: frozenset[int]) -> None:
         self._make, self.eos_token_ids = make, eos_token_ids
+        begin_s = time.thread_time()
         self._matcher: LLMatcher | None = make()
+        self.may_restart = time.thread_time() - begin_s <= RESTART_COMPILE_S_MAX
         self._renewal_count = 0
         self._lock = threading.Lock()
 
@@ -251,7 +257,12 @@ def _grammar_text(wanted: ResponseFormat) -> str:
 def _limits() -> "LLParserLimits":
     from llguidance import LLParserLimits
 
-    return LLParserLimits(max_lexer_states=LEXER_STATE_COUNT_MAX, verbose_errors=False)
+    return LLParserLimits(
+        max_lexer_states=LEXER_STATE_COUNT_MAX,
+        step_lexer_fuel=STEP_LEXER_FUEL_MAX,
+        step_max_items=STEP_ITEM_COUNT_MAX,
+        verbose_errors=False,
+    )
 
 
 def _tokenizer(model: ModelFolder) -> "LLTokenizer":

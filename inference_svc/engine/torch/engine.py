@@ -32,6 +32,7 @@ from inference_svc.engine.torch.backend import Backend
 from inference_svc.engine.torch.backends import open_backend, open_checkpoints
 from inference_svc.engine.torch.constrained import GrammarCompiler
 from inference_svc.engine.torch.core import EngineCore, Event
+from inference_svc.engine.torch.format_trial import FormatTrials
 from inference_svc.engine.torch.metrics import EngineMetrics
 from inference_svc.engine.torch.model_runner import ModelRunner
 from inference_svc.engine.torch.precision import precision_of
@@ -49,6 +50,9 @@ log = structlog.get_logger()
 
 # Waking the event loop for each token of a fast model costs it and the kernels more than the token.
 DELIVERY_INTERVAL_S = 0.004
+
+# Threads that compile what passed its trial.
+COMPILER_COUNT = 2
 
 Kind = Literal["auto", "f32", "bf16", "int8"]
 
@@ -92,7 +96,9 @@ class TorchEngine:
         self._model, self._options = model, options
         self._arrivals = itertools.count()
         self._streams = Streams(options.queue_depth_max, options.running_count_max)
-        self._grammars = GrammarCompiler(model)
+        self._grammars, self._trials = GrammarCompiler(model), FormatTrials(model)
+        # Threads of its own: whatever compiles, the spool and others still find one.
+        self._compilers = ThreadPoolExecutor(COMPILER_COUNT, "grammar")
         self._compiling: dict[Sequence, asyncio.Task[None]] = {}
         self._inbox: queue.SimpleQueue[tuple[str, Sequence | None]] = queue.SimpleQueue()
         self._undelivered: list[Event] = []  # the engine's thread only, as `_delivered_s`
@@ -115,6 +121,8 @@ class TorchEngine:
         for sequence in list(self._compiling):
             self._cancel(sequence)
         self._inbox.put(("stop", None))
+        await self._trials.close()
+        self._compilers.shutdown(wait=False, cancel_futures=True)
         await asyncio.to_thread(self._thread.join)
         await asyncio.sleep(0)  # lets the last events in
 
@@ -155,9 +163,13 @@ class TorchEngine:
 
     async def _constrain(self, sequence: Sequence) -> None:
         """Gives a sequence its grammar, then to the engine's thread."""
-        error = None
+        error, request = None, sequence.request
+        assert request.response_format is not None
         try:
-            sequence.constraint = await asyncio.to_thread(self._constraint, sequence.request)
+            await self._trials.passed(request.response_format, request.cache_salt or request.group)
+            sequence.constraint = await self._loop.run_in_executor(
+                self._compilers, self._constraint, request
+            )
         except EngineError as caught:
             error = caught
         except Exception as caught:  # the library failed: this request's fault, or ours
