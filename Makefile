@@ -1,6 +1,6 @@
 # The verbs of chatmesh. Everything lives in this folder: .venv, .chatmesh (state), build.
 .DEFAULT_GOAL := help
-.PHONY: help run up down test check sbom format proto bench bench-engine chaos clean
+.PHONY: help run up down test check sbom format proto bench bench-engine chaos soak clean
 
 PYTHON ?= python3
 BIN := .venv/bin
@@ -96,6 +96,10 @@ bench-engine: .venv/dev.stamp ## measure the torch engine against llama.cpp, vLL
 
 chaos: .venv/dev.stamp ## kill and pause processes under resuming clients for 10 minutes (CHAOS="--seconds 60" …)
 	$(BIN)/python -m tests.chaos $(CHAOS)
+
+MINUTES ?= 60
+soak: .venv/dev.stamp ## traffic and kills for MINUTES (60): is what the copy takes flat? (SOAK="--plot FILE" …)
+	$(BIN)/python -m tests.soak --minutes $(MINUTES) $(SOAK)
 
 clean: ## remove what was installed, built and cached; keeps .chatmesh (the data)
 	rm -rf .venv .venv-bench build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
