@@ -7,7 +7,9 @@ nothing is stopped, because what is stored is what people paid for.
 """
 
 import asyncio
+import contextlib
 import os
+import re
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,6 +18,10 @@ import structlog
 from prometheus_client import Gauge
 
 INTERVAL_S = 30.0
+# The logs of a process that nobody starts any more.
+LOG_KEPT_S = 30 * 86_400.0
+# What mesh/chassis/files.py leaves when it is killed in the middle.
+SCRATCH = re.compile(r".+\.[0-9a-f]{16}\.new")
 # With less, PostgreSQL and Redis would stop at their next write.
 FREE_BYTES_MIN = 256 << 20
 
@@ -27,6 +33,34 @@ _budget = Gauge("chatmesh_home_budget_bytes", "Bytes that the copy's folder may 
 
 class DiskError(Exception):
     """There is no room to run; the message says what to do."""
+
+
+def sweep(folder: Path, now_s: float) -> list[Path]:
+    """Removes what nobody needs any more, before anything runs; gives what it was.
+
+    Old logs, and files that were being replaced when their process was killed. The folders of
+    instances stay: what a node has generated may wait in one to be charged.
+
+    Args:
+        folder: of the copy.
+        now_s: Unix seconds.
+    """
+    logs = (path for path in (folder / "log").glob("*") if _age_s(path, now_s) > LOG_KEPT_S)
+    levels = ("*", "*/*", "nodes/*/*", "nodes/*/*/*")
+    scratch = (p for level in levels for p in folder.glob(level) if SCRATCH.fullmatch(p.name))
+    removed = []
+    for path in (*logs, *scratch):
+        with contextlib.suppress(OSError):
+            path.unlink()
+            removed.append(path)
+    return removed
+
+
+def _age_s(path: Path, now_s: float) -> float:
+    try:
+        return now_s - path.stat().st_mtime
+    except OSError:
+        return 0.0
 
 
 def measure(folder: Path) -> dict[str, int]:

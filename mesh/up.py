@@ -25,7 +25,7 @@ import grpc
 from pydantic import ValidationError
 
 from mesh import credentials
-from mesh.disk import DiskError
+from mesh.disk import DiskError, sweep
 from mesh.home import PROJECT, Home
 from mesh.operator import describe
 from mesh.schema import SchemaError
@@ -68,6 +68,7 @@ async def _run(home: Home, settings: UpSettings) -> int:
     log_to(home.log / "up.log")
     with _locked(home):
         _check_ports(settings)
+        sweep(home.folder, time.time())
         print("Starting chatmesh", flush=True)
         ended = asyncio.Event()
         for number in (signal.SIGINT, signal.SIGTERM):

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import os
 
 import pytest
 from prometheus_client import REGISTRY
@@ -31,6 +32,33 @@ def test_a_budget_that_is_exceeded_is_told_with_what_takes_most(tmp_path):
     warning = disk.check(tmp_path, 1000)
     assert warning.index("deep") < warning.index("log")
     assert "CHATMESH_DISK_MIB_MAX" in warning
+
+
+def test_what_nobody_needs_goes_and_the_rest_stays(tmp_path):
+    now_s, day_s = 1_800_000_000.0, 86_400.0
+    kept = {
+        "log/gateway-1.log": 29 * day_s,
+        "nodes/inference-9/usage.spool": 400 * day_s,
+        "nodes/edge-1/envoy.json": 400 * day_s,
+        "control/ca.key": 400 * day_s,
+        "control/my.new": 400 * day_s,
+    }
+    gone = {
+        "log/gateway-9.log": 31 * day_s,
+        "log/gateway-9.log.1": 60 * day_s,
+        "control/registry.json.0123456789abcdef.new": 0.0,
+        "nodes/edge-1/envoy.json.0123456789abcdef.new": 0.0,
+        "nodes/edge-1/sds/identity.json.0123456789abcdef.new": 0.0,
+    }
+    for name, age_s in (kept | gone).items():
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+        os.utime(path, (now_s - age_s, now_s - age_s))
+    removed = disk.sweep(tmp_path, now_s)
+    assert {str(path.relative_to(tmp_path)) for path in removed} == gone.keys()
+    left = {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file()}
+    assert left == kept.keys()
 
 
 async def test_what_is_measured_is_a_metric(tmp_path):
