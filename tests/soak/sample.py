@@ -26,7 +26,8 @@ class Usage:
 
     Attributes:
         pid: tells its lives apart.
-        memory_mib: resident.
+        memory_mib: resident; of what several share each its part, or PostgreSQL's processes would
+            count their buffers many times.
         descriptor_count: open files and sockets.
         lag_ms: 99 % of the wake-ups of its event loop since the sample before were less late; None
             for a process without such a loop.
@@ -110,7 +111,7 @@ class Sampler:
             members = [process, *process.children(recursive=True)]
             if pid == self.mesh.pid:
                 members = [process]  # its children are the others
-            memory = sum(one.memory_info().rss for one in members) / MIB
+            memory = sum(one.memory_full_info().pss for one in members) / MIB
             return Usage(pid, memory, process.num_fds(), self._lag_ms(pid))
         except psutil.Error:
             return None  # it has just died
