@@ -47,6 +47,11 @@ SERVER_OPTIONS = [
     ("grpc.absolute_max_metadata_size", 32 << 10),
     ("grpc.max_receive_message_length", 8 << 20),
     ("grpc.max_send_message_length", 8 << 20),
+    # Calls that came and were not looked at yet. From 1,000 on gRPC itself ends some of them with
+    # CANCELLED, at random, and nobody is told why: a burst must come to where it is refused with a
+    # reason. The connection bounds them (Envoy's circuit breaker, HTTP/2 streams).
+    ("grpc.server.max_pending_requests", 16_384),
+    ("grpc.server.max_pending_requests_hard_limit", 32_768),
     # Nothing compressed: 4 MB can stand for 4 GB, and all of it is unpacked before it is refused.
     ("grpc.compression_enabled_algorithms_bitset", 1),
 ]

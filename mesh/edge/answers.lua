@@ -56,6 +56,11 @@ function envoy_on_request(handle)
   handle:respond({[":status"] = "400", ["content-type"] = "application/json"}, NOT_TEXT)
 end
 
+-- Nobody cancels but the client, who hears no answer. What the gateway's transport ended by itself
+-- was too much for it: to be sent again.
+local BUSY = '{"error":{"message":"More is asked than can be answered now; try again in 1 s.","type":"server_error",' ..
+  '"param":null,"code":"overloaded"}}'
+
 local TYPES = {[403] = "permission_error", [429] = "rate_limit_error"}
 local CODES = {[404] = "not_found", [429] = "rate_limit_exceeded", [499] = "cancelled",
   [501] = "not_implemented", [503] = "service_unavailable", [504] = "timeout"}
@@ -73,6 +78,7 @@ local function speak_grpc(headers)
   if hidden:find('"code":%s*"rate_limit_exceeded"') then headers:replace("grpc-status", "8") end
   local sentence = hidden:match('^{"error":%s*{"message":%s*"([^"]*)"')
   if sentence then headers:replace("grpc-message", (sentence:gsub("\1", "\\"):gsub("\2", '"'))) end
+  if headers:get("grpc-status") == "1" then headers:replace("grpc-status", "14") end
 end
 
 -- {"code":8,"message":"…","details":[…]}, as the transcoder prints a status, to OpenAI's shape. The
@@ -103,5 +109,11 @@ function envoy_on_response(handle)
   status = tonumber(headers:get(":status"))
   if status < 400 or content_type ~= "application/json" then return end
   local body = handle:body()
+  if status == 499 and body then
+    body:setBytes(BUSY)
+    headers = handle:headers()
+    headers:replace(":status", "503")
+    return headers:replace("retry-after", "1")
+  end
   if body then reshape(handle, status, body:getBytes(0, body:length())) end
 end
