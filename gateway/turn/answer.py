@@ -133,6 +133,8 @@ class Answer:
         """Withholds what was not released, for good; `safe_text` is said in its place."""
         self.finish_reason = FINISH_CONTENT_FILTER
         self._filter_category, self._filter_offset = category, offset
+        # What left of a frame has left for good: the accounts end as the reader was told.
+        self.released_token_count = self._told_token_count()
         del self.text_bytes[self.released_offset :]
         self._held.clear()
         if not safe_text:
