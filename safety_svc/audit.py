@@ -20,6 +20,7 @@ from prometheus_client import Counter, Histogram
 from mesh.chassis.background import kept
 from mesh.chassis.errors import MeshError
 from mesh.chassis.postgres import StoreUnavailableError
+from safety_svc.conversation import Unjudged
 from safety_svc.detectors.base import Finding
 from safety_svc.policy import Direction, Failure, Judgement, Policy
 from safety_svc.screen import strongest
@@ -113,6 +114,7 @@ class Grounds:
     judge: Judge = Judge()
     mask_count: int = 0
     quotation: str | None = None  # None: the policy has nothing quoted
+    unjudged: Sequence[Unjudged] = ()
 
 
 def decision(

@@ -17,8 +17,8 @@ class Mask(NamedTuple):
     kind: str
 
 
-class TooManyMasksError(Exception):
-    """More than MASK_COUNT_MAX spans are to be masked."""
+class UnmaskableError(Exception):
+    """More than MASK_COUNT_MAX spans are to be masked, or what is no text of a message."""
 
 
 def merged(masks: Iterable[Mask]) -> list[Mask]:
@@ -49,15 +49,17 @@ def prompt_masks(
         found: everything that was found.
 
     Raises:
-        TooManyMasksError: more than MASK_COUNT_MAX.
+        UnmaskableError: more than MASK_COUNT_MAX, or a finding that has no place in the text.
     """
     by_message: dict[int, list[Mask]] = {}
     for index, finding in found:
         if regime.action(directions[index], finding) is Action.REDACT:
+            if not finding.end:  # in the name of its author
+                raise UnmaskableError
             by_message.setdefault(index, []).append(mask_of(finding))
     result = {index: merged(masks) for index, masks in sorted(by_message.items())}
     if sum(map(len, result.values())) > MASK_COUNT_MAX:
-        raise TooManyMasksError
+        raise UnmaskableError
     return result
 
 

@@ -1,5 +1,10 @@
 """The policy: what is done about which finding, for whom. Values only; `policy_file.py` reads them.
 
+Who wrote a text decides what it can be. To ignore what was said before is the user's good right: an
+attack in what a person typed is no harm by itself. It lowers the thresholds of the harm that it
+wraps, and it has rules of its own where there is an operator's prompt to protect. In a document or
+a tool result an instruction is an attack.
+
 A policy is read whole, checked whole and published whole; nothing changes it afterwards. It has
 rules for everybody and overrides for tiers, jurisdictions and accounts, the later ones stronger. A
 rule says from which score on which action is taken, for one category, or one type of personal data
@@ -23,9 +28,15 @@ TIERS = tuple(TIER_WORDS.values())
 
 
 class Direction(StrEnum):
-    """Which way a text goes."""
+    """Which way a text goes, and what stands around it."""
 
     PROMPT = "prompt"
+    # Harm in what a person typed, where an attack on the model that the policy acts on stands in
+    # the conversation too; without a rule of its own, that of prompts holds.
+    WRAPPED = "wrapped"
+    # An attack in what a person typed, where the operator's prompt stands above the conversation;
+    # without a rule of its own, that of prompts holds.
+    GUARDED = "guarded"
     # A tool result or a document in the prompt; without a rule of its own, that of prompts holds.
     DOCUMENT = "document"
     REPLY = "reply"
@@ -80,6 +91,8 @@ Rules = Mapping[tuple[Direction, str], Rule]
 
 _ASKED = {
     Direction.PROMPT: (Direction.PROMPT,),
+    Direction.WRAPPED: (Direction.WRAPPED, Direction.PROMPT),
+    Direction.GUARDED: (Direction.GUARDED, Direction.PROMPT),
     Direction.DOCUMENT: (Direction.DOCUMENT, Direction.PROMPT),
     Direction.REPLY: (Direction.REPLY,),
 }
@@ -127,6 +140,7 @@ class Regime:
         window_token_count: W, range [1, WINDOW_TOKEN_COUNT_MAX].
         unrecorded: what happens when the audit store is away.
         unjudged: what happens when the classifier behind the rules gives no answer.
+        unread: what happens when a prompt holds more text than the classifier judges.
         quoting: what of the text stands in the audit.
         rules: those in force; what has no rule is allowed.
         shadow: those that are only recorded; None: there are none.
@@ -135,6 +149,7 @@ class Regime:
     window_token_count: int = 1
     unrecorded: Failure = Failure.CLOSED
     unjudged: Failure = Failure.CLOSED
+    unread: Failure = Failure.CLOSED
     quoting: Quoting = Quoting.NONE
     rules: Rules = field(default_factory=dict)
     shadow: Rules | None = None
@@ -187,6 +202,7 @@ class Override:
     window_token_count: int | None = None
     unrecorded: Failure | None = None
     unjudged: Failure | None = None
+    unread: Failure | None = None
     quoting: Quoting | None = None
     mode: Mode | None = None
     rules: Rules = field(default_factory=dict)
@@ -196,7 +212,7 @@ class Override:
         """This with `other` written over it."""
         if other is None:
             return self
-        named = ("window_token_count", "unrecorded", "unjudged", "quoting", "mode")
+        named = ("window_token_count", "unrecorded", "unjudged", "unread", "quoting", "mode")
         given = {name: value for name in named if (value := getattr(other, name)) is not None}
         rules, shadow = {**self.rules, **other.rules}, {**self.shadow, **other.shadow}
         return replace(self, **given, rules=rules, shadow=shadow)
@@ -209,6 +225,7 @@ class Override:
             self.window_token_count or 1,
             self.unrecorded or Failure.CLOSED,
             self.unjudged or Failure.CLOSED,
+            self.unread or Failure.CLOSED,
             self.quoting or Quoting.NONE,
             {} if shadowing else self.rules,
             candidate if shadowing or self.shadow else None,

@@ -6,6 +6,7 @@ import re
 import string
 
 from mesh.chassis.checked_yaml import Value, parse
+from safety_svc.classifier.labels import ATTACKS
 from safety_svc.detectors.base import Category
 from safety_svc.detectors.kinds import KINDS
 from safety_svc.policy import (
@@ -29,11 +30,16 @@ ALLOWED_COUNT_MAX = 4_096
 ACCOUNT_COUNT_MAX = 4_096
 
 _CATEGORIES = frozenset(Category)
+# What a section may name; the others any category, and any type.
+_WORDS = {Direction.WRAPPED: _CATEGORIES - ATTACKS, Direction.GUARDED: ATTACKS}
 _ACTIONS = {action.name.lower(): action for action in Action if action is not Action.ALLOW}
 _ALWAYS = "allow"
 _RULE_KEYS = frozenset(Direction)
 _PLAIN_KEYS = frozenset(
-    {"window_token_count", "audit_failure", "backend_failure", "audit_text", "mode", "shadow"}
+    {
+        *("window_token_count", "audit_failure", "backend_failure", "unread_text", "audit_text"),
+        *("mode", "shadow"),
+    }
 )
 _BASE_KEYS = frozenset({"window_token_count", "audit_failure", "prompt", "reply"})
 _REQUIRED = frozenset({"version", "message", "base"})
@@ -126,6 +132,7 @@ def _override(value: Value) -> Override:
         for key, kind in (
             ("audit_failure", Failure),
             ("backend_failure", Failure),
+            ("unread_text", Failure),
             ("audit_text", Quoting),
             ("mode", Mode),
         )
@@ -136,6 +143,7 @@ def _override(value: Value) -> Override:
         window_token_count=window.integer(1, WINDOW_TOKEN_COUNT_MAX) if window else None,
         unrecorded=Failure(words["audit_failure"]) if "audit_failure" in words else None,
         unjudged=Failure(words["backend_failure"]) if "backend_failure" in words else None,
+        unread=Failure(words["unread_text"]) if "unread_text" in words else None,
         quoting=Quoting(words["audit_text"]) if "audit_text" in words else None,
         mode=Mode(words["mode"]) if "mode" in words else None,
         rules=_rules(entry),
@@ -147,7 +155,9 @@ def _rules(entry: dict[str, Value]) -> Rules:
     return {
         (direction, word): _rule(rule)
         for direction in Direction
-        for word, rule in _known(entry.get(direction), _CATEGORIES | KINDS).items()
+        for word, rule in _known(
+            entry.get(direction), _WORDS.get(direction, _CATEGORIES | KINDS)
+        ).items()
     }
 
 

@@ -47,7 +47,7 @@ class ReplySession:
         write: Write,
     ) -> None:
         self._regime, self._backend, self._write = regime, backend, write
-        self._policy = published.policy
+        self._policy, self._owner = published.policy, start.subject.account_id
         direction = Direction.REPLY
         acted_on, redacted = regime.acted_on(direction), regime.redacted(direction)
         self.screener = ReplyScreener(
@@ -162,7 +162,7 @@ class ReplySession:
         assert self._backend is not None
         findings: list[Finding] = []
         try:
-            findings = list(await self._backend.inspect(look.text, Audience.REPLY))
+            findings = list(await self._backend.inspect(look.text, Audience.REPLY, self._owner))
         except BackendError as error:
             if self._regime.unjudged is Failure.CLOSED:
                 raise wire.unjudged() from error

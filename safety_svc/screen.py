@@ -36,7 +36,7 @@ from safety_svc.policy import Action, Direction, Judgement, Regime
 
 FINDING_COUNT_MAX = 32
 # Pieces in which whole texts are scanned, so that the caller can let others run in between.
-PIECE_LENGTH = 16_384
+PIECE_LENGTH = 4_096
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,9 +18,11 @@ from safety_svc import wire
 from safety_svc.audit import Audit, Ended, Grounds, Judge, decision
 from safety_svc.backends.base import Backend, BackendError, OverloadedError
 from safety_svc.classifier.labels import NAME as CLASSIFIER
+from safety_svc.conversation import Found
 from safety_svc.detectors.base import PromptFinding, Turn
-from safety_svc.masking import Mask, TooManyMasksError, prompt_masks
+from safety_svc.masking import Mask, UnmaskableError, prompt_masks
 from safety_svc.policy import (
+    HALTING,
     TIERS,
     Action,
     Direction,
@@ -31,8 +33,9 @@ from safety_svc.policy import (
 )
 from safety_svc.policy_source import PolicySource, Published
 from safety_svc.prompt import PromptScreener
+from safety_svc.prompt_rules import PromptRules
 from safety_svc.reply import ReplySession
-from safety_svc.screen import Halted, Passed, pieces
+from safety_svc.screen import Halted, Passed
 
 # Streams whose callers have gone are recorded behind them.
 LEFT_STREAM_COUNT_MAX = 4_096
@@ -74,6 +77,7 @@ class SafetyService(SafetyServiceServicer):
         self, policies: PolicySource, audit: Audit, backend: Backend | None = None
     ) -> None:
         self._policies, self._audit, self._backend = policies, audit, backend
+        self._rules = PromptRules()
         self._leaving: set[asyncio.Task[None]] = set()
 
     async def finish(self) -> None:
@@ -89,23 +93,26 @@ class SafetyService(SafetyServiceServicer):
         wire.check_subject(request.subject)
         wire.check_messages(request)
         regime = _regime(published, request.subject)
-        screener = PromptScreener(regime, published.detectors)
+        screener = PromptScreener(regime, published.detectors, guarded=request.has_operator_prompt)
         with _prompt_seconds.time():
-            turns = [Turn(wire.audience(one.role), one.content) for one in request.messages]
-            judging = asyncio.create_task(self._judged(turns, regime))
+            turns = [
+                Turn(wire.audience(one.role), one.content, one.name) for one in request.messages
+            ]
+            owner = request.subject.account_id
+            judging = asyncio.create_task(self._judged(turns, regime, owner))
             try:
-                for index, turn in enumerate(turns):
-                    screener.message(index, turn.audience)
-                    for piece in pieces(turn.text):
-                        screener.piece(piece)
-                        await asyncio.sleep(0)  # a long prompt does not hold up the streams
-                found, judge = await judging
+                await self._rules.read(screener, turns, owner, published)
+                read, judge = await judging
             finally:
                 judging.cancel()
-            screener.add(found, judged=judge.name == CLASSIFIER and not judge.failed)
+            unread = {one.message_index for one in read.unjudged}
+            judged = judge.name == CLASSIFIER and not judge.failed
+            screener.add(read.findings, judged=judged, unread=unread)
             judgement, findings = screener.end()
+        if unread:
+            judgement = _unread(judgement, regime)
         judgement, masks = _masked(judgement, regime, screener)
-        pairs = ((screener.directions[index], finding) for index, finding in screener.found)
+        pairs = ((screener.direction(one), one.finding) for one in screener.found)
         grounds = Grounds(
             Direction.PROMPT,
             judgement,
@@ -115,6 +122,7 @@ class SafetyService(SafetyServiceServicer):
             judge=judge,
             mask_count=sum(map(len, masks.values())),
             quotation=_quotation(request, regime),
+            unjudged=read.unjudged,
         )
         audit_id = await self._record(request.subject, grounds, published)
         policy = published.policy
@@ -155,21 +163,21 @@ class SafetyService(SafetyServiceServicer):
         )
 
     async def _judged(
-        self, turns: Sequence[Turn], regime: Regime
-    ) -> tuple[Sequence[PromptFinding], Judge]:
+        self, turns: Sequence[Turn], regime: Regime, owner: str
+    ) -> tuple[Found, Judge]:
         """What the classifier finds; raises MeshError BACKEND_UNAVAILABLE, OVERLOADED."""
         if self._backend is None:
-            return [], Judge()
+            return Found(), Judge()
         name, digest = self._backend.name, self._backend.digest
         try:
-            return await _in_time(self._backend, turns), Judge(name, digest)
+            return await _in_time(self._backend, turns, owner), Judge(name, digest)
         except BackendError as error:
             closed = regime.unjudged is Failure.CLOSED
             _unjudged.labels(Direction.PROMPT, "refused" if closed else "went_on").inc()
             if closed:
                 overloaded = isinstance(error, OverloadedError)
                 raise (wire.overloaded() if overloaded else wire.unjudged()) from error
-            return [], Judge(name, digest, failed=True)
+            return Found(), Judge(name, digest, failed=True)
 
     async def _closed(
         self,
@@ -239,7 +247,7 @@ class SafetyService(SafetyServiceServicer):
         return row.audit_id
 
 
-async def _in_time(backend: Backend, turns: Sequence[Turn]) -> Sequence[PromptFinding]:
+async def _in_time(backend: Backend, turns: Sequence[Turn], owner: str) -> Found:
     """What `backend` finds, if that comes while there is time to pass it on.
 
     Its work has a limit of its own: what is late has waited for others.
@@ -251,7 +259,7 @@ async def _in_time(backend: Backend, turns: Sequence[Turn]) -> Sequence[PromptFi
     timeout_s = deadlines.timeout_for("the classifier", None, None)
     try:
         async with asyncio.timeout(timeout_s):
-            return await backend.conversation(turns)
+            return await backend.conversation(turns, owner)
     except TimeoutError:
         raise OverloadedError(f"no turn within {timeout_s} s") from None
 
@@ -268,14 +276,25 @@ def _masked(
         return judgement, {}
     try:
         return judgement, prompt_masks(regime, screener.directions, screener.found)
-    except TooManyMasksError:
+    except UnmaskableError:
         return Judgement(Action.BLOCK, judgement.category), {}
+
+
+def _unread(judgement: Judgement, regime: Regime) -> Judgement:
+    """The decision about a conversation that the classifier did not read whole."""
+    closed = regime.unread is Failure.CLOSED
+    _unjudged.labels(Direction.PROMPT, "refused" if closed else "went_on").inc()
+    if not closed or judgement.action in HALTING:
+        return judgement
+    return Judgement(Action.BLOCK, None)
 
 
 def _quotation(request: pb.ScreenPromptRequest, regime: Regime) -> str | None:
     if regime.quoting is Quoting.NONE:
         return None
-    return "\n".join(message.content for message in request.messages)
+    return "\n".join(
+        f"{one.name}: {one.content}" if one.name else one.content for one in request.messages
+    )
 
 
 def _reply_grounds(

@@ -17,6 +17,13 @@ MESSAGE_COUNT_MAX = 4_096
 CONTENT_BYTE_COUNT_MAX = 1 << 20
 REPLY_BYTE_COUNT_MAX = 4 << 20
 CHOICE_INDEX_MAX = 3
+NAME_LENGTH_MAX = 64
+
+# What a person is told whose prompt was not judged whole.
+UNREAD = (
+    "The conversation holds more new text than is checked at once, so it is not answered. Send it "
+    "in several turns, or shorten it."
+)
 
 _ID = re.compile(r"[!-~]{1,128}")
 _COUNTRY = re.compile(r"(?:[A-Z]{2})?")
@@ -48,7 +55,7 @@ def verdict(
 ) -> pb.Verdict:
     """The decision as the caller sees it."""
     action, category = grounds.judgement.action, grounds.judgement.category
-    refused = category is not None and action > Action.REDACT
+    refused = action > Action.REDACT
     return pb.Verdict(
         action=pb.Action.Value(f"ACTION_{action.name}"),
         category=_category(category) if category else pb.CATEGORY_UNSPECIFIED,
@@ -65,8 +72,13 @@ def verdict(
         ],
         policy_version=policy.version,
         audit_id=audit_id,
-        message=policy.message(category) if category and refused else "",
+        message=(policy.message(category) if category else UNREAD) if refused else "",
         masks=masks,
+        knows_masks=True,
+        unjudged=[
+            pb.Unjudged(message_index=index, start_offset=start, end_offset=end)
+            for index, start, end in grounds.unjudged
+        ],
     )
 
 
@@ -107,6 +119,10 @@ def check_messages(request: pb.ScreenPromptRequest) -> None:
     for index, message in enumerate(request.messages):
         if message.parts:  # what is not read is not judged, either
             raise bad(f"messages[{index}].parts is not empty: give the text as content.", "parts")
+        if len(message.name) > NAME_LENGTH_MAX:
+            raise bad(
+                f"messages[{index}].name is over {NAME_LENGTH_MAX} characters: shorten it.", "name"
+            )
         if len(message.content) * 4 > CONTENT_BYTE_COUNT_MAX < len(message.content.encode()):
             raise bad(f"messages[{index}].content is over 1 MiB: shorten it.", "content")
 

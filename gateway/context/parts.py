@@ -104,6 +104,11 @@ class Context:
         screened = (part for part in self.parts if part.rule.is_screened)
         return [message for part in screened for message in part.messages]
 
+    @property
+    def has_operator_prompt(self) -> bool:
+        """Whether the operator says something to the model before the conversation."""
+        return bool(self.of(OPERATOR))
+
     def of(self, rule: Rule) -> Sequence[Message]:
         """The messages of one part; none when the prompt has no such part."""
         return next((part.messages for part in self.parts if part.rule == rule), ())

@@ -142,7 +142,7 @@ class Planner:
     async def _planned(self, ask: Ask, caller: Caller, model: ModelInfo) -> Plan:
         thread = await self.threads.open(ask, caller, model)
         context = await self.context.build(model, caller, thread.history, ask.messages)
-        async with running(self.safety.screen_prompt(caller, context.screened)) as screening:
+        async with running(self.safety.screen_prompt(caller, context)) as screening:
             limit = min(
                 self.limits.answer_token_count_max[caller.tier], logprob_token_count_max(ask)
             )

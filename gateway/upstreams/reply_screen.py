@@ -77,6 +77,8 @@ class ReplyScreen:
         self._released_offset = released_offset
         self._unanswered_token_count = 0
         self._is_open = self._ended = False
+        # A release brought masks: the service knows them.
+        self._was_masked = False
         # Writes of `add` and of a reopening must not cross.
         self._writing = asyncio.Lock()
         # Of the response that is being waited for.
@@ -151,9 +153,11 @@ class ReplyScreen:
                 self._released_offset = whole_characters(self._text, offset)
                 self._unanswered_token_count = 0
                 masks = [_mask(each, base) for each in response.release.masks]
+                self._was_masked = self._was_masked or bool(masks)
                 yield Clearance(self._released_offset, masks=masks)
             elif event == "cleared":
-                yield Clearance(cleared=True, masks=_masks(response.cleared.verdict, base))
+                verdict = response.cleared.verdict
+                yield Clearance(cleared=True, masks=_masks(verdict, base, self._was_masked))
             elif event == "block":
                 yield Clearance(blocked=_block(response.block, base))
 
@@ -248,12 +252,14 @@ def _mask(mask: pb.Mask, base: int) -> Mask:
     return Mask(base + mask.start_offset, base + mask.end_offset, mask.replacement)
 
 
-def _masks(verdict: pb.Verdict, base: int) -> list[Mask]:
+def _masks(verdict: pb.Verdict, base: int, was_masked: bool) -> list[Mask]:
+    """What is masked of the text that had not left before the last decision."""
     if verdict.action != pb.ACTION_REDACT:
         return []
-    if verdict.masks:
+    if verdict.masks or verdict.knows_masks or was_masked:
         return [_mask(each, base) for each in verdict.masks]
-    # A safety service that knows no masks: it held everything back.
+    # A safety service that knows no masks: it held everything back. Some of the findings may only
+    # have been flagged; it does not say which.
     spans = [(base + each.start_offset, base + each.end_offset) for each in verdict.findings]
     return [Mask(start, end) for start, end in spans]
 

@@ -10,6 +10,7 @@ from chatmesh.safety.v1 import safety_pb2 as pb
 from chatmesh.safety.v1 import safety_pb2_grpc
 from gateway import errors
 from gateway.content import ROLES, TIERS
+from gateway.context.parts import Context
 from gateway.errors import public
 from gateway.settings import TurnLimits
 from gateway.turn.answer import Answer
@@ -39,18 +40,20 @@ class Safety:
         self._limits = limits
         self._stub = safety_pb2_grpc.SafetyServiceStub(channel)
 
-    async def screen_prompt(self, caller: Caller, messages: Sequence[Message]) -> Screened:
+    async def screen_prompt(self, caller: Caller, context: Context) -> Screened:
         """Returns when the conversation may be answered, and how.
 
         Raises:
             MeshError: CONTENT_FILTER; SERVICE_UNAVAILABLE, TIMEOUT (no decision: refused).
         """
+        messages = context.screened
         request = pb.ScreenPromptRequest(
             subject=_subject(caller),
             messages=[
                 content_pb2.Message(role=ROLES[each.role], content=each.content, name=each.name)
                 for each in messages
             ],
+            has_operator_prompt=context.has_operator_prompt,
         )
         with translated("safety"):
             verdict = (await self._stub.ScreenPrompt(request)).verdict

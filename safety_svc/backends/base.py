@@ -2,6 +2,8 @@
 
     Backend                     asked over asyncio; what the service sees
     ├── ThreadBackend(Model)    a model in this process: ours, or a Hugging Face folder
+    │   ├── ModelQueue          what waits for it, fair between accounts
+    │   └── Conversations       a prompt in parts, and which of them were judged before
     └── GuardLlm                a guard model on an inference node
 
 A model that gives no answer raises BackendError; what that means is the policy's to say.
@@ -14,7 +16,8 @@ A model that gives no answer raises BackendError; what that means is the policy'
 from collections.abc import Sequence
 from typing import Protocol
 
-from safety_svc.detectors.base import Audience, Finding, PromptFinding, Turn
+from safety_svc.conversation import Found
+from safety_svc.detectors.base import Audience, Finding, Turn
 
 
 class BackendError(Exception):
@@ -42,16 +45,15 @@ class Model(Protocol):
         """True where `inspect_many` would find nothing and that shows within microseconds."""
         ...
 
-    def clears_conversation(self, turns: Sequence[Turn]) -> bool:
-        """True where `conversation` would find nothing and that shows within microseconds."""
-        ...
-
     def inspect_many(self, texts: Sequence[str], audience: Audience) -> Sequence[Sequence[Finding]]:
-        """What is in each text, spans in bytes of it; must be a pure function of each text."""
+        """What is in each text, spans in bytes of it; must be a pure function of each text.
+
+        All of a text is read, which may be as long as `conversation.LENGTH_MAX` and some more.
+        """
         ...
 
-    def conversation(self, turns: Sequence[Turn]) -> Sequence[PromptFinding]:
-        """What is in a conversation, oldest turn first."""
+    def lessened(self, finding: Finding, audience: Audience) -> Finding:
+        """A finding in a text of `audience` as it counts in a message that weighs less."""
         ...
 
 
@@ -72,31 +74,24 @@ class Backend(Protocol):
         """True where `inspect` would find nothing and that shows at once, where it is asked."""
         ...
 
-    async def inspect(self, text: str, audience: Audience) -> Sequence[Finding]:
-        """What is in a text, spans in bytes of it; raises BackendError."""
+    async def inspect(self, text: str, audience: Audience, owner: str) -> Sequence[Finding]:
+        """What is in a text, spans in bytes of it; raises BackendError.
+
+        Args:
+            text: a part of an answer.
+            audience: who wrote it.
+            owner: the account: what waits is fair between them.
+        """
         ...
 
-    async def conversation(self, turns: Sequence[Turn]) -> Sequence[PromptFinding]:
-        """What is in a conversation, oldest turn first; raises BackendError."""
+    async def conversation(self, turns: Sequence[Turn], owner: str) -> Found:
+        """What is in a conversation, oldest turn first, and what of it was not read.
+
+        Raises:
+            BackendError: no answer; OverloadedError when too many ask.
+        """
         ...
 
     async def close(self) -> None:
         """Ends it; nothing is on its way any more."""
         ...
-
-
-def latest_first(turns: Sequence[Turn], length_max: int) -> list[tuple[int, str]]:
-    """(index, text) of a conversation's turns, the latest first, up to `length_max` characters.
-
-    For models that read one text at a time; the turn that passes the limit keeps its end.
-    """
-    result: list[tuple[int, str]] = []
-    left = length_max
-    for index in range(len(turns) - 1, -1, -1):
-        if left <= 0:
-            break
-        text = turns[index].text[-left:]
-        if text.strip():
-            result.append((index, text))
-        left -= len(text)
-    return result

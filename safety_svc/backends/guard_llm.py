@@ -22,8 +22,9 @@ from chatmesh.content.v1 import content_pb2
 from chatmesh.inference.v1 import inference_pb2, inference_pb2_grpc
 from chatmesh.tokenizer.v1 import tokenizer_pb2, tokenizer_pb2_grpc
 from mesh.chassis.errors import MeshError
-from safety_svc.backends.base import BackendError, latest_first
+from safety_svc.backends.base import BackendError
 from safety_svc.backends.watched import Watch
+from safety_svc.conversation import Found, Unjudged
 from safety_svc.detectors.base import (
     Audience,
     Category,
@@ -117,25 +118,31 @@ class GuardLlm:
         """See `Backend.clears`: every text is asked about."""
         return False
 
-    async def inspect(self, text: str, audience: Audience) -> Sequence[Finding]:
-        """See `Backend.inspect`."""
+    async def inspect(self, text: str, audience: Audience, owner: str) -> Sequence[Finding]:
+        """See `Backend.inspect`: the nodes keep accounts apart, nothing waits here for long."""
+        del owner
         found = await self._watched([Turn(audience, text)], "look")
         end = byte_count(text)
         return [Finding(max(0, end - 1), 0, end, one, NAME, score) for one, score in found]
 
-    async def conversation(self, turns: Sequence[Turn]) -> Sequence[PromptFinding]:
-        """See `Backend.conversation`: the latest turns, judged as one; the last one is named."""
-        kept = latest_first(turns, CONVERSATION_LENGTH_MAX)[::-1]
+    async def conversation(self, turns: Sequence[Turn], owner: str) -> Found:
+        """See `Backend.conversation`: the latest turns, judged as one; the last one is named.
+
+        What does not fit into one question is not judged, and that is told.
+        """
+        del owner
+        kept, unjudged = _latest(turns)
         if not kept:
-            return []
+            return Found((), unjudged)
         asked = [Turn(turns[index].audience, text) for index, text in kept]
         found = await self._watched(asked, "conversation")
         last, text = kept[-1][0], turns[kept[-1][0]].text
         end = byte_count(text)
-        return [
+        findings = [
             PromptFinding(last, Finding(max(0, end - 1), 0, end, category, NAME, score))
             for category, score in found
         ]
+        return Found(findings, unjudged)
 
     async def close(self) -> None:
         """See `Backend.close`."""
@@ -204,6 +211,23 @@ class GuardLlm:
         if not codes:
             raise BackendError("the guard model said unsafe and named no category")
         return [(category, min(1.0, score)) for category in sorted(found)]
+
+
+def _latest(turns: Sequence[Turn]) -> tuple[list[tuple[int, str]], list[Unjudged]]:
+    """(index, text) of the turns that fit into one question, and what does not."""
+    kept: list[tuple[int, str]] = []
+    unjudged: list[Unjudged] = []
+    left = CONVERSATION_LENGTH_MAX
+    for index in range(len(turns) - 1, -1, -1):
+        _, text, name = turns[index]
+        said = f"{name}: {text}" if name else text
+        part = said[-left:] if left else ""
+        if part.strip():
+            kept.append((index, part))
+        left -= len(part)
+        if (missing := byte_count(text[: max(0, len(text) - len(part))])) > 0:
+            unjudged.append(Unjudged(index, 0, missing))
+    return kept[::-1], unjudged[::-1]
 
 
 def _question(said: str) -> str:

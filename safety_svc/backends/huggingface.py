@@ -10,20 +10,18 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from safety_svc.backends.base import BackendError, latest_first
+from safety_svc.backends.base import BackendError
 from safety_svc.detectors.base import (
     Audience,
     Category,
     Finding,
-    PromptFinding,
-    Turn,
     byte_count,
 )
 
 NAME = "huggingface"
 SCORE_MIN = 0.05  # less is not reported
 WINDOW_LENGTH = 1_024  # characters of a text that are read at once
-CONVERSATION_LENGTH_MAX = 64 * WINDOW_LENGTH
+WINDOW_COUNT_MAX = 64  # at once
 TOKEN_COUNT_MAX = 512
 _WEIGHTS = ("*.safetensors", "*.bin", "config.json", "tokenizer.json", "vocab.txt")
 
@@ -65,16 +63,37 @@ class HuggingFaceModel:
         """See `Model.clears`: there is no first stage."""
         return False
 
-    def clears_conversation(self, turns: Sequence[Turn]) -> bool:
-        """See `Model.clears_conversation`: there is no first stage."""
-        return False
-
     def inspect_many(self, texts: Sequence[str], audience: Audience) -> list[list[Finding]]:
-        """See `Model.inspect_many`: each text by its last WINDOW_LENGTH characters."""
+        """See `Model.inspect_many`: each text window by window, of each category the highest."""
         del audience
-        windows = [text[-WINDOW_LENGTH:] for text in texts]
+        places = [
+            (number, at)
+            for number, text in enumerate(texts)
+            for at in range(0, max(1, len(text)), WINDOW_LENGTH)
+        ]
+        found: list[dict[Category, Finding]] = [{} for _ in texts]
+        for first in range(0, len(places), WINDOW_COUNT_MAX):
+            several = places[first : first + WINDOW_COUNT_MAX]
+            windows = [texts[number][at : at + WINDOW_LENGTH] for number, at in several]
+            for (number, at), window, row in zip(
+                several, windows, self._rows(windows), strict=True
+            ):
+                offset = byte_count(texts[number][:at])
+                for one in self._findings(window, row):
+                    known = found[number].get(one.category)
+                    if known is None or one.score > known.score:
+                        found[number][one.category] = _moved(one, offset)
+        return [list(one.values()) for one in found]
+
+    def lessened(self, finding: Finding, audience: Audience) -> Finding:
+        """See `Model.lessened`: a message weighs the same wherever it stands."""
+        del audience
+        return finding
+
+    def _rows(self, windows: Sequence[str]) -> list[list[float]]:
+        """Scores by label of texts that are read at once."""
         inputs = self._tokenizer(
-            windows,
+            list(windows),
             padding=True,
             truncation=True,
             max_length=TOKEN_COUNT_MAX,
@@ -83,19 +102,7 @@ class HuggingFaceModel:
         logits = self._model(**inputs).logits.double()
         scores = logits.sigmoid() if self._multi_label else logits.softmax(-1)
         rows: list[list[float]] = scores.tolist()
-        return [self._findings(text, row) for text, row in zip(texts, rows, strict=True)]
-
-    def conversation(self, turns: Sequence[Turn]) -> list[PromptFinding]:
-        """See `Model.conversation`: the latest turns, each by itself and window by window."""
-        result: list[PromptFinding] = []
-        for index, text in latest_first(turns, CONVERSATION_LENGTH_MAX):
-            offset = byte_count(turns[index].text) - byte_count(text)
-            for at in range(0, len(text), WINDOW_LENGTH):
-                window = text[at : at + WINDOW_LENGTH]
-                (found,) = self.inspect_many([window], turns[index].audience)
-                result += [PromptFinding(index, _moved(one, offset)) for one in found]
-                offset += byte_count(window)
-        return result
+        return rows
 
     def _findings(self, text: str, row: Sequence[float]) -> list[Finding]:
         end = byte_count(text)

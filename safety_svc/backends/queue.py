@@ -1,7 +1,9 @@
 """What waits for a model in this process: one queue, one thread.
 
-    ask ──> waiting ──> batch ──> the thread ──> each one's future
-                        └ the limit runs from here
+    ask ──> waiting, by owner ──> batch ──> the thread ──> each one's future
+                                  └ the limit runs from here
+
+The owners (accounts) take turns: however much one of them asks, another waits for one batch more.
 
 Who asks waits as long as it takes; whoever may not wait that long gives up by cancelling, and what
 was given up is dropped before it reaches the model. A batch that is overdue fails what is in it and
@@ -9,7 +11,6 @@ nothing else: the thread that hangs is left to itself, and the next batch gets a
 """
 
 import asyncio
-from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Generic, TypeVar
@@ -17,6 +18,7 @@ from typing import Generic, TypeVar
 from prometheus_client import Gauge
 
 from safety_svc.backends.base import BackendError
+from safety_svc.backends.fair import FairQueue
 from safety_svc.backends.watched import OverdueError, Watch
 
 # Threads that hang. With so many of them the model is broken: what is asked fails at once.
@@ -38,13 +40,15 @@ _hanging = Gauge(
 
 
 class ModelQueue(Generic[Asked, Answer]):
-    """Asks a model in batches, in the order of asking; make it where a loop runs.
+    """Asks a model in batches, the owners in turn; make it where a loop runs.
 
     Args:
         backend: the model's name.
         what: "look" or "conversation".
         answer: asks the model, in the thread; one answer for each that is asked.
-        batch_count_max: how many are asked at once.
+        size: of what is asked.
+        batch_count_max, batch_size_max: how many are asked at once, and how large they are
+            together, if they are several.
         limit_s: seconds that the model may take for a batch.
     """
 
@@ -54,31 +58,38 @@ class ModelQueue(Generic[Asked, Answer]):
         what: str,
         answer: Callable[[Sequence[Asked]], Sequence[Answer]],
         *,
+        size: Callable[[Asked], int],
         batch_count_max: int,
+        batch_size_max: int,
         limit_s: float,
     ) -> None:
         self._backend, self._what, self._answer = backend, what, answer
-        self._batch_count_max = batch_count_max
+        self._size = size
+        self._batch_count_max, self._batch_size_max = batch_count_max, batch_size_max
         self._watch = Watch(backend, limit_s)
-        self._waiting: deque[tuple[Asked, asyncio.Future[Answer]]] = deque()
+        self._waiting: FairQueue[tuple[Asked, asyncio.Future[Answer]]] = FairQueue()
         self._working: asyncio.Task[None] | None = None
         self._thread = self._new_thread()
         self._hanging: set[Future[Sequence[Answer]]] = set()
         _waiting.labels(backend, what).set_function(self._waiting.__len__)
         _hanging.labels(backend, what).set_function(self._hanging.__len__)
 
-    @property
-    def waiting_count(self) -> int:
-        """How many wait for their batch."""
-        return len(self._waiting)
+    async def ask(self, several: Sequence[Asked], owner: str) -> list[Answer]:
+        """The model's answers, one for each; raises BackendError.
 
-    async def ask(self, asked: Asked) -> Answer:
-        """The model's answer; raises BackendError."""
-        answered: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
-        self._waiting.append((asked, answered))
+        When the caller is cancelled, or one of them fails, the others do not reach the model.
+        """
+        loop = asyncio.get_running_loop()
+        answered: list[asyncio.Future[Answer]] = [loop.create_future() for _ in several]
+        for one in zip(several, answered, strict=True):
+            self._waiting.put(owner, one)
         if self._working is None or self._working.done():
             self._working = asyncio.create_task(self._work())
-        return await answered
+        try:
+            return await asyncio.gather(*answered)
+        finally:
+            for future in answered:
+                future.cancel()
 
     async def close(self) -> None:
         """Ends it; a batch in the thread is finished by itself."""
@@ -107,10 +118,18 @@ class ModelQueue(Generic[Asked, Answer]):
                     answered.set_result(answer)
 
     def _next_batch(self) -> list[tuple[Asked, "asyncio.Future[Answer]"]]:
-        """The first that wait, without those who gave up."""
-        count = min(len(self._waiting), self._batch_count_max)
-        taken = [self._waiting.popleft() for _ in range(count)]
-        return [one for one in taken if not one[1].done()]
+        """The next that wait, without those who gave up."""
+        batch: list[tuple[Asked, asyncio.Future[Answer]]] = []
+        room = self._batch_size_max
+        while self._waiting and len(batch) < self._batch_count_max:
+            asked, answered = self._waiting.peek()
+            if not answered.done():
+                room -= self._size(asked)
+                if batch and room < 0:
+                    break
+                batch.append((asked, answered))
+            self._waiting.get()
+        return batch
 
     async def _asked(self, batch: Sequence[Asked]) -> Sequence[Answer]:
         if len(self._hanging) >= HANGING_THREAD_COUNT_MAX:

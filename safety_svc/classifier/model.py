@@ -5,14 +5,12 @@ that are not clearly harmless go to the encoder, whose first layer settles most 
 other readings of the text (decoded base64, leet undone, …) change goes the same way. The score of
 a category is the highest over all of it.
 
-Of a conversation the last message of the user counts in full, earlier ones and the model's own
-less: they were judged in their own time. The user's last messages are judged once more together,
-so that a request cut into turns is seen as one.
+What the parts of a conversation are, and what each weighs: `conversation.py`.
 """
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple, TypeVar
@@ -22,14 +20,15 @@ from numpy.typing import NDArray
 
 from safety_svc.classifier import weights
 from safety_svc.classifier.encoder import NO_EXIT, Window, WindowScore
-from safety_svc.classifier.joins import parts_joined
-from safety_svc.classifier.labels import CATEGORIES, COUNT, NAME, judged
+from safety_svc.classifier.labels import CATEGORIES, COUNT, INDEX, NAME, judged
 from safety_svc.classifier.linear import probability
 from safety_svc.classifier.normalise import is_plain, plain, readings
+from safety_svc.conversation import Part, parts, wrapped
 from safety_svc.detectors.base import Audience, Context, Finding, PromptFinding, Turn, byte_count
 
 T = TypeVar("T")
 Scores = NDArray[np.float32]
+_ALL = np.arange(COUNT)
 
 # Lower scores are not reported.
 REPORT_SCORE_MIN = 0.05
@@ -40,13 +39,11 @@ ENCODER_WINDOW_COUNT_MAX = 12
 # What either early stage settles scores this share of its own probability of harm: low, as it only
 # ever says "harmless", but in order.
 _SETTLED_SHARE = 0.02
-# Messages judged beside the user's last one, from the end; of those by people and the model the
-# last characters, with something taken off their logits.
-OTHER_MESSAGE_COUNT_MAX, OTHER_LENGTH_MAX = 16, 4_096
+# Taken off the logits of what is found in a message that weighs less; documents weigh the same
+# wherever they stand.
 _DISCOUNT = {Audience.USER: 1.0, Audience.ASSISTANT: 2.0, Audience.SYSTEM: 1.5}
-# The user's messages seen together: how many earlier ones, and of each how many characters.
-_TOGETHER_COUNT, _TOGETHER_LENGTH, _LAST_LENGTH = 2, 160, 320
-_TURN_COUNT_MIN = 2
+# Scores nearer to 0 or 1 than this are taken for it where logits are made of them.
+_CERTAIN = 1e-6
 
 
 class Judged(NamedTuple):
@@ -71,24 +68,23 @@ class Classifier:
         self.digest, self.short_length = loaded.digest, _SHORT_LENGTH
         is_plain("")  # makes its table of characters: not at the first look, in the loop
 
-    def scores(self, text: str, audience: Audience, *, discount: float = 0.0) -> Scores:
+    def scores(self, text: str, audience: Audience) -> Scores:
         """Probabilities of the categories for one text, shape [COUNT]; 0 where not judged.
 
         Args:
             text: of any length, see HEAD_LENGTH_MAX.
             audience: who wrote it; a document (TOOL) is judged as one.
-            discount: taken off every logit, at least 0.
         """
         document = audience is Audience.TOOL
         if is_plain(text):
-            found = self._reading(text.strip(), document, discount)
+            found = self._reading(text.strip(), document)
             return np.where(_MASKS[audience], found, np.float32(0))
         if len(text) > HEAD_LENGTH_MAX + TAIL_LENGTH_MAX:
             text = f"{text[:HEAD_LENGTH_MAX]}\n{text[-TAIL_LENGTH_MAX:]}"
         first = plain(text)
-        found = self._reading(first, document, discount)
+        found = self._reading(first, document)
         for other in readings(first):
-            found = np.maximum(found, self._reading(other, document, discount))
+            found = np.maximum(found, self._reading(other, document))
         return np.where(_MASKS[audience], found, np.float32(0))
 
     def clears(self, text: str, audience: Audience) -> bool:
@@ -100,13 +96,6 @@ class Classifier:
             return False
         gate = _of(self._fitted.gates, audience is Audience.TOOL)
         return self.first_stage(text.strip()) < gate
-
-    def clears_conversation(self, turns: Sequence[Turn]) -> bool:
-        """True, within microseconds, where `conversation` would find nothing; else False."""
-        parts, together = _parts(turns)
-        texts = [(part.text, part.audience) for part in parts]
-        texts += [(text, Audience.USER) for text in together]
-        return all(self.clears(text, audience) for text, audience in texts)
 
     def inspect(self, text: str, context: Context) -> Sequence[Finding]:
         """See `Detector`: at most one finding for each category, over the whole text."""
@@ -121,19 +110,39 @@ class Classifier:
         return found_in(turns, self.judge(turns))
 
     def judge(self, turns: Sequence[Turn]) -> list[Judged]:
-        """Scores of every message that is judged, in no certain order."""
-        parts, together = _parts(turns)
-        found = [
-            Judged(one.message_index, self.scores(one.text, one.audience, discount=one.discount))
-            for one in parts
-        ]
-        for text in together:
-            scores = self._reading(plain(text), False, _DISCOUNT[Audience.USER])
-            last = found[-1]
-            found[-1] = last._replace(scores=np.maximum(last.scores, scores))
-        return found
+        """Scores of every message, in no certain order."""
+        found: dict[int, Scores] = {}
+        self._add(parts(turns), found)
+        first = found_in(turns, [Judged(*one) for one in found.items()])
+        self._add(wrapped(turns, first), found)
+        return [Judged(*one) for one in found.items()]
 
-    def _reading(self, text: str, document: bool, discount: float) -> Scores:
+    def _add(self, several: Iterable[Part], found: dict[int, Scores]) -> None:
+        """Adds the scores of `several` to those of their messages."""
+        for part in several:
+            scores = self.scores(part.text, part.audience)
+            if part.weighs_less:
+                scores = self._lessened(scores, part.audience)
+            known = found.get(part.message_index, scores)
+            found[part.message_index] = np.maximum(known, scores)
+
+    def lessened(self, finding: Finding, audience: Audience) -> Finding:
+        """See `Model.lessened`."""
+        score = np.array([finding.score], np.float32)
+        columns = np.array([INDEX[finding.category]])
+        return finding._replace(score=float(self._lessened(score, audience, columns)[0]))
+
+    def _lessened(
+        self, scores: Scores, audience: Audience, columns: NDArray[np.int64] = _ALL
+    ) -> Scores:
+        """Scores of `columns`, with something taken off their logits before calibration."""
+        certain = np.clip(scores, _CERTAIN, 1 - _CERTAIN)
+        discount = self._fitted.slopes[columns] * np.float32(_DISCOUNT.get(audience, 0.0))
+        less = _sigmoid(np.log(certain / (1 - certain)) - discount)
+        # What an early stage settled has no logits, and is in order only.
+        return np.where(scores < REPORT_SCORE_MIN, np.minimum(scores, less), less)
+
+    def _reading(self, text: str, document: bool) -> Scores:
         """Scores of one reading: the highest over its parts that are not clearly harmless."""
         if len(text) <= _SHORT_LENGTH:
             rated = self.first_stage(text)
@@ -147,7 +156,7 @@ class Classifier:
             # Which of the harmless texts are least so is still told.
             harm = max((probability(look.doubt) for look in looks), default=rated)
             return np.full(COUNT, _SETTLED_SHARE * harm, np.float32)
-        highest = np.max(open_ones, axis=0) - np.float32(discount)
+        highest = np.max(open_ones, axis=0)
         return _sigmoid(highest * self._fitted.slopes + self._fitted.offsets)
 
     def _long(self, text: str, document: bool) -> tuple[float, list[WindowScore]]:
@@ -190,47 +199,6 @@ class Classifier:
             encoder.look(one, document=document, limit=math.inf) for one in encoder.windows(text)
         ]
         return max((probability(look.doubt) for look in looks), default=0.0)
-
-
-class _Part(NamedTuple):
-    """A message as it is judged."""
-
-    message_index: int
-    text: str
-    audience: Audience
-    discount: float
-
-
-def _parts(turns: Sequence[Turn]) -> tuple[list[_Part], list[str]]:
-    """What is judged of a conversation: its messages, the user's last one as the last part.
-
-    And the user's last messages as one text, before `plain`, where there are several; and what
-    they name as parts of one request.
-    """
-    users = [index for index, turn in enumerate(turns) if turn.audience is Audience.USER]
-    last = users[-1] if users else -1
-    earlier = [index for index in range(len(turns) - 1, -1, -1) if index != last]
-    parts = [_earlier(index, turns[index]) for index in earlier[:OTHER_MESSAGE_COUNT_MAX]]
-    if users:
-        parts.append(_Part(last, turns[last].text, Audience.USER, 0.0))
-    if len(users) < _TURN_COUNT_MIN:
-        return parts, []
-    together = _together(turns, users)
-    return parts, [text for text in (together, parts_joined(together)) if text]
-
-
-def _earlier(index: int, turn: Turn) -> _Part:
-    """A message that is not the user's last one."""
-    audience, text = turn
-    if audience is Audience.TOOL:
-        return _Part(index, text, audience, 0.0)
-    return _Part(index, text[-OTHER_LENGTH_MAX:], audience, _DISCOUNT.get(audience, 0.0))
-
-
-def _together(turns: Sequence[Turn], users: Sequence[int]) -> str:
-    """The user's last messages as one text."""
-    *earlier, last = (turns[index].text for index in users[-1 - _TOGETHER_COUNT :])
-    return "\n\n".join([*(text[-_TOGETHER_LENGTH:] for text in earlier), last[:_LAST_LENGTH]])
 
 
 def _of(gates: weights.Gates, document: bool) -> float:

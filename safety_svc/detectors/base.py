@@ -92,10 +92,12 @@ class Turn(NamedTuple):
     Attributes:
         audience: who wrote it.
         text: all of it.
+        name: the author's name, where the model's template may show one.
     """
 
     audience: Audience
     text: str
+    name: str = ""
 
 
 class PromptFinding(NamedTuple):
@@ -159,11 +161,13 @@ def byte_count(text: str) -> int:
 class Feed:
     """The unjudged end of a text that arrives in pieces, with its place in bytes."""
 
-    __slots__ = ("base", "text")
+    __slots__ = ("_index", "_offset", "base", "text")
 
     def __init__(self) -> None:
         self.text = ""
         self.base = 0
+        # Where `at` was asked last, and what it said: it is asked in the order of the text.
+        self._index = self._offset = 0
 
     def add(self, piece: str) -> str:
         """Appends `piece` and returns all that is unjudged."""
@@ -174,9 +178,14 @@ class Feed:
         """Byte offset of the character `index` of the unjudged text."""
         if self.text.isascii():
             return self.base + index
-        return self.base + len(self.text[:index].encode())
+        if index < self._index:
+            self._index = self._offset = 0
+        self._offset += len(self.text[self._index : index].encode())
+        self._index = index
+        return self.base + self._offset
 
     def cut(self, index: int) -> None:
         """Forgets the characters before `index`: they are judged."""
         self.base = self.at(index)
         self.text = self.text[index:]
+        self._index = self._offset = 0

@@ -70,6 +70,8 @@ class RunScanner:
         self._next = self._base = 0
         self._unfinished = -1
         self._count = 0  # runs with a mark
+        # Where `_at` was asked last, and how many bytes come before: it is asked in order, mostly.
+        self._index = self._offset = 0
 
     def feed(self, piece: str, *, final: bool = False) -> list[Finding]:
         """See `Scanner.feed`."""
@@ -114,6 +116,7 @@ class RunScanner:
         """See `Sleeper.skip`."""
         self._text, self._next = context, len(context)
         self._base = offset - byte_count(context)
+        self._index = self._offset = 0
 
     def peek(self, word: str, offset: int) -> Open:
         """See `Sleeper.peek`: no run begins in it that may hold a span."""
@@ -128,21 +131,25 @@ class RunScanner:
 
     def _finding(self, run: int, start: int, end: int, settled: int, kind: str) -> Finding:
         category = Category.PRIVACY
-        return Finding(
-            self._at(settled), self._at(run + start), self._at(run + end), category, kind
-        )
+        first, last = self._at(run + start), self._at(run + end)
+        return Finding(self._at(settled), first, last, category, kind)
 
     def _at(self, index: int) -> int:
         """Byte offset of a character."""
         if self._text.isascii():
             return self._base + index
-        return self._base + len(self._text[:index].encode())
+        if index < self._index:
+            self._index = self._offset = 0
+        self._offset += len(self._text[self._index : index].encode())
+        self._index = index
+        return self._base + self._offset
 
     def _forget(self, judged: int) -> None:
         """Drops the text before `judged`, save the context."""
         kept = max(0, judged - CONTEXT_LENGTH)
         self._base = self._at(kept)
         self._text = self._text[kept:]
+        self._index = self._offset = 0
         self._next = judged - kept
         if self._unfinished >= 0:
             self._unfinished -= kept

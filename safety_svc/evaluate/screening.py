@@ -72,14 +72,15 @@ class Screen:
         # Spans of personal data and secrets have figures of their own: an e-mail address in a
         # text says nothing about the harm in it.
         found = [one for one in screener.found if one.finding.detector not in KINDS]
-        for index, finding in found:
+        for one in found:
+            finding = one.finding
             if finding.category in INDEX:
                 column = INDEX[finding.category]
                 scores[column] = max(scores[column], finding.score)
-                direction = screener.directions[index]
+                direction = screener.direction(one)
                 flagged[column] |= self._regime.action(direction, finding) > Action.ALLOW
-        for one in judged:
-            scores = np.maximum(scores, one.scores)
+        for each in judged:
+            scores = np.maximum(scores, each.scores)
         return Screened(
             scores=scores,
             flagged=flagged,
@@ -90,5 +91,5 @@ class Screen:
 
 
 def _harm(screener: PromptScreener, regime: Regime, found: Iterable[PromptFinding]) -> bool:
-    judged = ((screener.directions[index], finding) for index, finding in found)
+    judged = ((screener.direction(one), one.finding) for one in found)
     return regime.judge_all(judged).action in HALTING

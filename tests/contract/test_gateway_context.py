@@ -53,6 +53,7 @@ async def test_the_operators_prompt_stands_first_and_the_common_case_is_one_enco
     fakes = gateway.fakes
     assert read(fakes, 0) == [(SYSTEM, f"You are {MODEL}."), (SYSTEM, "Be kind."), (USER, "Hi")]
     assert read(fakes, 1) == [(SYSTEM, "Be Ada."), (USER, "How are you?")]
+    assert all(each.has_operator_prompt for each in fakes.safety.prompts)
     assert len(fakes.tokenizer.requests) == 2
     assert fakes.tokenizer.counted == []
     # It is what the model read, so that it is charged.

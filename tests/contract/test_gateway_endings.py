@@ -188,6 +188,38 @@ async def test_an_answer_is_masked_where_it_has_not_left():
     assert fakes.conversation.appended[0].messages[-1].content == "Key [redacted]!"
 
 
+@pytest.mark.parametrize("told", ["by its masks", "by a word"])
+async def test_what_was_only_flagged_is_not_masked_at_the_end(told: str):
+    fakes = Fakes()
+    flagged = safety_pb2.Finding(start_offset=8, end_offset=11)
+    masked = safety_pb2.Finding(start_offset=4, end_offset=7)
+    # All that is to be masked came with a release; the rest leaves with the verdict.
+    fakes.safety.reply_verdict = safety_pb2.Verdict(
+        action=safety_pb2.ACTION_REDACT,
+        findings=[masked, flagged],
+        knows_masks=told == "by a word",
+    )
+    if told == "by its masks":
+        fakes.safety.reply_masks = [
+            safety_pb2.Mask(start_offset=4, end_offset=7, replacement="[key]")
+        ]
+    fakes.safety.window = 3
+    fakes.inference.scripts = [Script(["Key ABC", " DEF"])]
+    async with running_gateway(fakes) as gateway:
+        answer = await gateway.post({"stream": True})
+    assert answer.text == ("Key [key] DEF" if told == "by its masks" else "Key ABC DEF")
+
+
+async def test_the_screen_reads_names_and_hears_of_no_operator():
+    fakes = Fakes()
+    async with running_gateway(fakes) as gateway:
+        named = {"role": "user", "content": "Hi", "name": "Jo"}
+        await gateway.post({"messages": [named]})
+    (request,) = fakes.safety.prompts
+    assert [(each.name, each.content) for each in request.messages] == [("Jo", "Hi")]
+    assert not request.has_operator_prompt
+
+
 async def test_a_hold_that_the_store_forgot_is_held_again_and_settled():
     fakes = Fakes()
     gone = failure(grpc.StatusCode.NOT_FOUND, "HOLD_NOT_FOUND")

@@ -10,10 +10,11 @@ import pytest
 
 from chatmesh.inference.v1 import inference_pb2, inference_pb2_grpc
 from chatmesh.tokenizer.v1 import tokenizer_pb2_grpc
-from safety_svc.backends.base import BackendError, latest_first
+from safety_svc.backends.base import BackendError
 from safety_svc.backends.choose import chosen
-from safety_svc.backends.guard_llm import GuardLlm, Style
+from safety_svc.backends.guard_llm import CONVERSATION_LENGTH_MAX, GuardLlm, Style
 from safety_svc.backends.threads import ThreadBackend
+from safety_svc.conversation import Unjudged
 from safety_svc.detectors.base import Audience, Category, Turn
 from safety_svc.settings import Settings
 from tests.support.fakes import FakeInference, FakeTokenizer, Script
@@ -76,12 +77,14 @@ def test_a_hugging_face_folder_gives_findings_by_its_labels(folder: Path) -> Non
 async def test_a_hugging_face_folder_reads_a_conversation_window_by_window(folder: Path) -> None:
     backend = ThreadBackend(model_of(folder), 30)
     text = "é" + "x y " * 400
-    found = await backend.conversation([Turn(Audience.USER, "abc"), Turn(Audience.USER, text)])
+    turns = [Turn(Audience.USER, "abc"), Turn(Audience.USER, text)]
+    found, unjudged = await backend.conversation(turns, "me")
     await backend.close()
     spans = {(index, each.start, each.end) for index, each in found}
-    assert (1, 0, 1025) in spans  # 1,024 characters, one of them of two bytes
-    assert (1, 1025, 1602) in spans
+    # 1,024 characters, one of them of two bytes; the rest; both messages together.
+    assert spans & {(1, 0, 1025), (1, 1025, 1602)}
     assert (0, 0, 3) in spans
+    assert not unjudged
 
 
 def test_a_folder_that_cannot_serve_is_refused_with_the_remedy(
@@ -114,12 +117,6 @@ def _no_channel(service: str) -> grpc.aio.Channel:
     raise AssertionError(f"no channel to {service} is needed")
 
 
-def test_the_latest_turns_are_read_first() -> None:
-    turns = [Turn(Audience.USER, text) for text in ("first", "  ", "second", "third")]
-    assert latest_first(turns, 8) == [(3, "third"), (2, "ond")]
-    assert latest_first(turns, 99) == [(3, "third"), (2, "second"), (0, "first")]
-
-
 @pytest.fixture
 async def mesh() -> AsyncIterator[tuple[FakeTokenizer, FakeInference, grpc.aio.Channel]]:
     tokenizer, node = FakeTokenizer(), FakeInference()
@@ -136,7 +133,8 @@ async def test_a_guard_model_is_asked_in_one_prompt(mesh) -> None:
     node.scripts = [Script(["unsafe", "\nS4, S6"])]
     backend = GuardLlm(lambda service: channel, "guard", 30)
     turns = [Turn(Audience.TOOL, "a page"), Turn(Audience.USER, "and how?")]
-    found = await backend.conversation(turns)
+    found, unjudged = await backend.conversation(turns, "me")
+    assert not unjudged
     assert [(one.message_index, one.finding.category) for one in found] == [
         (1, Category.SELF_HARM),
         (1, Category.VIOLENCE),
@@ -154,11 +152,22 @@ async def test_the_models_own_template_may_make_the_question(mesh) -> None:
     tokenizer, node, channel = mesh
     node.scripts = [Script(["\n\nunsafe\nS9"])]
     backend = GuardLlm(lambda service: channel, "guard", 30, Style.TEMPLATE)
-    (finding,) = await backend.inspect("So mix them.", Audience.REPLY)
+    (finding,) = await backend.inspect("So mix them.", Audience.REPLY, "me")
     assert (finding.category, finding.start, finding.end) == (Category.ILLICIT_WEAPONS, 0, 12)
     assert [each.content for each in tokenizer.requests[0].messages] == ["So mix them."]
     node.scripts = [Script(["safe"])]
-    assert await backend.inspect("So mix them.", Audience.REPLY) == []
+    assert await backend.inspect("So mix them.", Audience.REPLY, "me") == []
+
+
+async def test_what_does_not_fit_into_the_question_is_told(mesh) -> None:
+    tokenizer, node, channel = mesh
+    node.scripts = [Script(["safe"])]
+    backend = GuardLlm(lambda service: channel, "guard", 30)
+    turns = [Turn(Audience.USER, "é" * 9_000), Turn(Audience.ASSISTANT, "b" * 9_000)]
+    found, unjudged = await backend.conversation(turns, "me")
+    assert not found
+    assert unjudged == [Unjudged(0, 0, 2 * (18_000 - CONVERSATION_LENGTH_MAX))]
+    assert tokenizer.requests[0].messages[0].content.count("é") == CONVERSATION_LENGTH_MAX - 9_000
 
 
 @pytest.mark.parametrize(
@@ -172,7 +181,7 @@ async def test_an_answer_that_cannot_be_read_is_a_failure(mesh, script, problem)
     _, node, channel = mesh
     node.scripts = [script]
     with pytest.raises(BackendError, match=problem):
-        await GuardLlm(lambda service: channel, "guard", 30).inspect("x", Audience.REPLY)
+        await GuardLlm(lambda service: channel, "guard", 30).inspect("x", Audience.REPLY, "me")
 
 
 async def test_a_guard_model_that_is_away_or_too_small_is_a_failure(mesh) -> None:
@@ -180,7 +189,7 @@ async def test_a_guard_model_that_is_away_or_too_small_is_a_failure(mesh) -> Non
     tokenizer.drop = 1
     backend = GuardLlm(lambda service: channel, "guard", 30, Style.TEMPLATE)
     with pytest.raises(BackendError, match="no room"):
-        await backend.conversation([Turn(Audience.USER, "a"), Turn(Audience.USER, "b")])
+        await backend.conversation([Turn(Audience.USER, "a"), Turn(Audience.USER, "b")], "me")
     tokenizer.context = 1
     with pytest.raises(BackendError, match="CONTEXT_LENGTH_EXCEEDED"):
-        await backend.inspect("x", Audience.REPLY)
+        await backend.inspect("x", Audience.REPLY, "me")

@@ -143,7 +143,6 @@ def expected(loaded: weights.Weights) -> list[object]:
 def test_without_the_library_all_is_the_same(expected: list[object], slow: Classifier) -> None:
     assert not is_plain("The cat is on the mat.")
     assert not any(slow.clears(text, Audience.REPLY) for text in GIVEN)
-    assert not any(map(slow.clears_conversation, CONVERSATIONS))
     assert judged(slow) == expected
 
 
@@ -155,17 +154,3 @@ def test_what_is_cleared_has_no_findings(loaded: weights.Weights, audience: Audi
             cleared += 1
             assert classifier.inspect_many([text], audience) == [[]]
     assert cleared > 100
-
-
-def test_a_conversation_that_is_cleared_has_no_findings(loaded: weights.Weights) -> None:
-    classifier, cleared, known = Classifier(loaded), 0, lines()[-2_700:]
-    for one, two, three in zip(known[::3], known[1::3], known[2::3], strict=True):
-        turns = [
-            Turn(Audience.USER, one),
-            Turn(Audience.ASSISTANT, two),
-            Turn(Audience.USER, three),
-        ]
-        if classifier.clears_conversation(turns):
-            cleared += 1
-            assert classifier.conversation(turns) == []
-    assert cleared > 50

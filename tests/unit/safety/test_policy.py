@@ -158,6 +158,23 @@ def test_a_type_goes_before_its_category_and_documents_fall_back_to_prompts() ->
     assert "email_address" not in acted_on
 
 
+def test_a_wrapped_harm_and_a_guarded_attack_fall_back_to_prompts() -> None:
+    text = MINIMAL.replace(
+        "prompt: {violence: {flag: 0.3, block: 0.8}}",
+        "prompt: {violence: {flag: 0.3, block: 0.8}, hate: block, jailbreak: flag}\n"
+        "  wrapped: {violence: {block: 0.4}}\n"
+        "  guarded: {prompt_injection: block}",
+    )
+    regime = read(text, "p.yaml").regime("free")
+    wrapped, guarded = Direction.WRAPPED, Direction.GUARDED
+    assert regime.action(Direction.PROMPT, finding(Category.VIOLENCE, 0.5)) is Action.FLAG
+    assert regime.action(wrapped, finding(Category.VIOLENCE, 0.5)) is Action.BLOCK
+    assert regime.action(wrapped, finding(Category.HATE, 1)) is Action.BLOCK
+    assert regime.action(guarded, finding(Category.PROMPT_INJECTION, 1)) is Action.BLOCK
+    assert regime.action(guarded, finding(Category.JAILBREAK, 1)) is Action.FLAG
+    assert regime.action(Direction.PROMPT, finding(Category.PROMPT_INJECTION, 1)) is Action.ALLOW
+
+
 def test_accounts_override_jurisdictions_which_override_tiers() -> None:
     text = MINIMAL + (
         "tiers: {pro: {prompt: {hate: flag, sexual: flag, illicit: flag}}}\n"
@@ -210,6 +227,10 @@ def test_texts_for_people_are_templates() -> None:
         ),
         ("tiers: {free: {shadow: {output: {}}}}", 9, "tiers.free.shadow.output: unknown key"),
         ("tiers: {free: {reply: {email: flag}}}", 9, "tiers.free.reply.email: unknown key"),
+        ("tiers: {free: {wrapped: {jailbreak: flag}}}", 9, "wrapped.jailbreak: unknown key"),
+        ("tiers: {free: {wrapped: {us_ssn: flag}}}", 9, "wrapped.us_ssn: unknown key"),
+        ("tiers: {free: {guarded: {hate: flag}}}", 9, "guarded.hate: unknown key"),
+        ("tiers: {free: {unread_text: never}}", 9, "unread_text: is never; must be one of"),
     ],
 )
 def test_a_bad_override_names_its_line(more: str, line: int, problem: str) -> None:

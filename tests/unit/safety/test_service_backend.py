@@ -13,7 +13,7 @@ from chatmesh.content.v1 import content_pb2
 from chatmesh.safety.v1 import safety_pb2 as pb
 from safety_svc.backends.base import Backend, BackendError
 from safety_svc.backends.threads import ThreadBackend
-from safety_svc.detectors.base import Audience, Category, Finding, PromptFinding, Turn
+from safety_svc.detectors.base import Audience, Category, Finding, Turn
 from tests.unit.safety.scanning import edited
 from tests.unit.safety.test_service import (
     END,
@@ -42,9 +42,6 @@ class Vowels:
     def clears(self, text: str, audience: Audience) -> bool:
         return False
 
-    def clears_conversation(self, turns: Sequence[Turn]) -> bool:
-        return False
-
     def inspect_many(self, texts: Sequence[str], audience: Audience) -> list[list[Finding]]:
         assert self.go.wait(10)
         if self.broken:
@@ -52,14 +49,8 @@ class Vowels:
         self.batches.append(len(texts))
         return [self._found(text) for text in texts]
 
-    def conversation(self, turns: Sequence[Turn]) -> list[PromptFinding]:
-        if self.broken:
-            raise ValueError("weights are gone")
-        return [
-            PromptFinding(index, finding)
-            for index, turn in enumerate(turns)
-            for finding in self._found(turn.text)
-        ]
+    def lessened(self, finding: Finding, audience: Audience) -> Finding:
+        return finding
 
     def _found(self, text: str) -> list[Finding]:
         score = min(1.0, text.count("!") / 10)
@@ -71,6 +62,7 @@ def counted(name: str, **labels: str) -> float:
     return REGISTRY.get_sample_value(name, labels) or 0.0
 
 
+REPLY = Audience.REPLY
 LINE = "A line of quite ordinary words, as many as there are. "
 
 
@@ -237,9 +229,6 @@ class Clearing(Vowels):
     def clears(self, text: str, audience: Audience) -> bool:
         return "!" not in text
 
-    def clears_conversation(self, turns: Sequence[Turn]) -> bool:
-        return all(self.clears(turn.text, turn.audience) for turn in turns)
-
 
 class Short(Vowels):
     """`Vowels` that says what it is short for, and in which thread it is asked."""
@@ -254,34 +243,31 @@ class Short(Vowels):
         self.threads |= dict.fromkeys(texts, threading.current_thread())
         return super().inspect_many(texts, audience)
 
-    def conversation(self, turns: Sequence[Turn]) -> list[PromptFinding]:
-        self.threads["+".join(turn.text for turn in turns)] = threading.current_thread()
-        return super().conversation(turns)
-
 
 async def test_what_is_short_is_answered_where_it_is_asked() -> None:
     model = Short()
     backend = ThreadBackend(model, 1.0)
     here = threading.current_thread()
     try:
-        assert await backend.inspect("short!", Audience.REPLY) == model._found("short!")
-        await backend.inspect("x" * 20, Audience.REPLY)
-        await backend.inspect("x" * 21, Audience.REPLY)
+        assert await backend.inspect("short!", REPLY, "me") == model._found("short!")
+        await backend.inspect("x" * 20, REPLY, "me")
+        await backend.inspect("x" * 21, REPLY, "me")
         turns = [Turn(Audience.USER, "a!"), Turn(Audience.USER, "b!")]
-        assert [each.message_index for each in await backend.conversation(turns)] == [0, 1]
-        await backend.conversation([Turn(Audience.USER, "y" * 21)])
-        await backend.conversation([Turn(Audience.USER, "z")] * 5)
+        found = await backend.conversation(turns, "me")
+        assert sorted(each.message_index for each in found.findings) == [0, 1]
+        await backend.conversation([Turn(Audience.USER, "y" * 21)], "me")
+        await backend.conversation([Turn(Audience.TOOL, f"z{n}") for n in range(6)], "me")
         model.broken = True
         with pytest.raises(BackendError):
-            await backend.inspect("short!", Audience.REPLY)
+            await backend.inspect("short!", REPLY, "me")
     finally:
         await backend.close()
     assert model.threads["short!"] is here
     assert model.threads["x" * 20] is here
     assert model.threads["x" * 21] is not here
-    assert model.threads["a!+b!"] is here
+    assert model.threads["a!"] is model.threads["b!"] is here
     assert model.threads["y" * 21] is not here
-    assert model.threads["z+z+z+z+z"] is not here
+    assert model.threads["z0"] is not here
 
 
 async def test_what_the_first_stage_clears_reaches_no_thread(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 import pytest
 
+from safety_svc.classifier.labels import ATTACKS
 from safety_svc.classifier.model import shipped
 from safety_svc.detectors.base import Audience, Category, Turn
 from safety_svc.evaluate.rows import Row
@@ -34,12 +35,16 @@ def test_harmless_lines_in_dark_words_are_answered(screen: Screen, line: str) ->
 
 
 @pytest.mark.parametrize(
-    "line", [line for line, category in HARMFUL if category not in MARKED], ids=lambda line: line
+    ("line", "category"),
+    [(line, category) for line, category in HARMFUL if category not in MARKED],
+    ids=lambda word: word,
 )
-def test_harmful_lines_are_refused(screen: Screen, line: str) -> None:
+def test_harmful_lines_are_refused_and_attacks_alone_are_marked(
+    screen: Screen, line: str, category: Category
+) -> None:
     found = said(screen, line)
     assert found.flagged.any()
-    assert found.blocked
+    assert found.blocked == (category not in ATTACKS)
 
 
 def test_an_attack_that_asks_for_no_harm_is_an_attack_alone(screen: Screen) -> None:

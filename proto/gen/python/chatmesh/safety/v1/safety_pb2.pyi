@@ -301,6 +301,8 @@ class Verdict(_message.Message):
     AUDIT_ID_FIELD_NUMBER: _builtins.int
     MESSAGE_FIELD_NUMBER: _builtins.int
     MASKS_FIELD_NUMBER: _builtins.int
+    KNOWS_MASKS_FIELD_NUMBER: _builtins.int
+    UNJUDGED_FIELD_NUMBER: _builtins.int
     action: Global___Action.ValueType
     """What to do."""
     category: Global___Category.ValueType
@@ -311,6 +313,10 @@ class Verdict(_message.Message):
     """Id of the audit row."""
     message: _builtins.str
     """What the person may be told; empty when allowed."""
+    knows_masks: _builtins.bool
+    """The service knows masks: what `masks` and the Releases before do not name is not to be masked,
+    even where `masks` is empty. Absent: a service of the version before, which may know none.
+    """
     @_builtins.property
     def findings(self) -> _containers.RepeatedCompositeFieldContainer[Global___Finding]:
         """All findings above their reporting threshold, the strongest first; at most 32."""
@@ -320,6 +326,13 @@ class Verdict(_message.Message):
         """With ACTION_REDACT: all that is replaced, in the order of the text, without overlaps; at most
         4,096. Of an answer whose caller accepts masks only those that no Release brought. Empty from
         a service that knows no masks: then the spans of `findings` are all there is.
+        """
+
+    @_builtins.property
+    def unjudged(self) -> _containers.RepeatedCompositeFieldContainer[Global___Unjudged]:
+        """Text that the classifier did not judge: a conversation may bring more than it has time for.
+        Prompts only; at most one entry a message, in the order of the messages, at most 4,096. What it
+        means is the policy's to say: ACTION_BLOCK with CATEGORY_UNSPECIFIED, or nothing.
         """
 
     def __init__(
@@ -332,14 +345,46 @@ class Verdict(_message.Message):
         audit_id: _builtins.str = ...,
         message: _builtins.str = ...,
         masks: _abc.Iterable[Global___Mask] | None = ...,
+        knows_masks: _builtins.bool = ...,
+        unjudged: _abc.Iterable[Global___Unjudged] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["action", b"action", "audit_id", b"audit_id", "category", b"category", "findings", b"findings", "masks", b"masks", "message", b"message", "policy_version", b"policy_version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["action", b"action", "audit_id", b"audit_id", "category", b"category", "findings", b"findings", "knows_masks", b"knows_masks", "masks", b"masks", "message", b"message", "policy_version", b"policy_version", "unjudged", b"unjudged"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Verdict: _TypeAlias = Verdict  # noqa: Y015
+
+@_typing.final
+class Unjudged(_message.Message):
+    """Unjudged is text of a prompt that the classifier did not judge."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MESSAGE_INDEX_FIELD_NUMBER: _builtins.int
+    START_OFFSET_FIELD_NUMBER: _builtins.int
+    END_OFFSET_FIELD_NUMBER: _builtins.int
+    message_index: _builtins.int
+    """Index of the message."""
+    start_offset: _builtins.int
+    """Start of the text, in bytes of the message's UTF-8 content."""
+    end_offset: _builtins.int
+    """Its end, exclusive; more than start_offset."""
+    def __init__(
+        self,
+        *,
+        message_index: _builtins.int = ...,
+        start_offset: _builtins.int = ...,
+        end_offset: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["end_offset", b"end_offset", "message_index", b"message_index", "start_offset", b"start_offset"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Unjudged: _TypeAlias = Unjudged  # noqa: Y015
 
 @_typing.final
 class ScreenPromptRequest(_message.Message):
@@ -349,23 +394,31 @@ class ScreenPromptRequest(_message.Message):
 
     SUBJECT_FIELD_NUMBER: _builtins.int
     MESSAGES_FIELD_NUMBER: _builtins.int
+    HAS_OPERATOR_PROMPT_FIELD_NUMBER: _builtins.int
+    has_operator_prompt: _builtins.bool
+    """The operator's own prompt stands above the messages, unseen here: the policy may refuse
+    attacks on it that it lets pass where there is none. Absent: there is none.
+    """
     @_builtins.property
     def subject(self) -> Global___Subject:
         """For whom."""
 
     @_builtins.property
     def messages(self) -> _containers.RepeatedCompositeFieldContainer[_content_pb2.Message]:
-        """Oldest first; the last user message weighs most. At least 1, at most 4,096."""
+        """Oldest first; the last user message weighs most. At least 1, at most 4,096. Their names are
+        judged with them.
+        """
 
     def __init__(
         self,
         *,
         subject: Global___Subject | None = ...,
         messages: _abc.Iterable[_content_pb2.Message] | None = ...,
+        has_operator_prompt: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["subject", b"subject"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["messages", b"messages", "subject", b"subject"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["has_operator_prompt", b"has_operator_prompt", "messages", b"messages", "subject", b"subject"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -405,6 +458,7 @@ class ReplyStart(_message.Message):
     CHOICE_INDEX_FIELD_NUMBER: _builtins.int
     RELEASED_TEXT_FIELD_NUMBER: _builtins.int
     ACCEPTS_MASKS_FIELD_NUMBER: _builtins.int
+    IS_JSON_FIELD_NUMBER: _builtins.int
     choice_index: _builtins.int
     """Which of the n answers. Range [0, 3]."""
     released_text: _builtins.str
@@ -414,6 +468,11 @@ class ReplyStart(_message.Message):
     accepts_masks: _builtins.bool
     """The caller replaces the masks of a Release. Absent: text from the first finding to redact on
     is held back to the end of the answer.
+    """
+    is_json: _builtins.bool
+    """The answer is one JSON document and must stay one: masks lie inside the strings that are its
+    values, their replacements are escaped, and an answer that would need another mask is halted.
+    Absent: it is any text.
     """
     @_builtins.property
     def subject(self) -> Global___Subject:
@@ -426,10 +485,11 @@ class ReplyStart(_message.Message):
         choice_index: _builtins.int = ...,
         released_text: _builtins.str = ...,
         accepts_masks: _builtins.bool = ...,
+        is_json: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["subject", b"subject"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepts_masks", b"accepts_masks", "choice_index", b"choice_index", "released_text", b"released_text", "subject", b"subject"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepts_masks", b"accepts_masks", "choice_index", b"choice_index", "is_json", b"is_json", "released_text", b"released_text", "subject", b"subject"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
