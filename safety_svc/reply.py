@@ -55,9 +55,10 @@ class ReplySession:
             published.detectors.scanners(Audience.REPLY, acted_on, redacted),
             stride_min=backend.stride_min if backend else 0,
             masking=start.accepts_masks,
+            is_json=start.is_json,
             clears=self._clears,
         )
-        self.mask_count = 0
+        self.mask_count, self._is_json = 0, start.is_json
         self._backend_failed = False
         self._quoted: list[str] | None = [] if regime.quoting is Quoting.FULL else None
         self._quoted_length = 0
@@ -181,7 +182,7 @@ class ReplySession:
                 if not self._over.done():
                     self._over.set_result(outcome)
                 return
-            masks = wire.masks_of(outcome.masks, self._policy)
+            masks = wire.masks_of(outcome.masks, self._policy, is_json=self._is_json)
             release = pb.Release(release_up_to_offset=outcome.offset, masks=masks)
             await self._write(pb.ScreenReplyResponse(release=release))
 

@@ -17,7 +17,8 @@ every cut of the same text: findings are decided in the order in which the text 
 one that stands behind a look of the classifier waits for it.
 
 What the policy redacts is masked on the way: no release ends inside a masked span, and the released
-text is what masking the whole answer would give.
+text is what masking the whole answer would give. An answer that is to be JSON stays so: masks lie
+inside the strings that are its values, whole escapes at a time, or it is halted.
 """
 
 from collections import deque
@@ -31,6 +32,7 @@ from safety_svc.detectors.windowed import (
     TextWindow,
     Windows,
 )
+from safety_svc.json_text import JsonText
 from safety_svc.masking import Mask, mask_of, merged
 from safety_svc.policy import Action, Direction, Judgement, Regime
 
@@ -78,6 +80,7 @@ class ReplyScreener:
         stride_min: fewest characters between two looks of the classifier; 0: none takes part.
         masking: whether the caller masks while it releases; if not, all text from the first masked
             span on is held back to the end.
+        is_json: whether the answer is a JSON document and must stay one.
         clears: True for the text of a look that the classifier finds nothing in, if that shows at
             once: such a look is given back here and now. A pure function, of microseconds.
     """
@@ -89,11 +92,13 @@ class ReplyScreener:
         *,
         stride_min: int = 0,
         masking: bool = True,
+        is_json: bool = False,
         clears: Callable[[str], bool] = lambda text: False,
     ) -> None:
         self._regime, self._scanners, self._masking = regime, scanners, masking
         self._clears = clears
         self._windows = Windows(max(stride_min, stride_of(regime))) if stride_min else None
+        self._json = JsonText() if is_json else None
         self._due: list[TextWindow] = []
         self._pending: dict[TextWindow, None] = {}  # in the order of the text, the due ones too
         self._judged = NOWHERE if self._windows is None else 0  # the classifier read up to here
@@ -134,6 +139,8 @@ class ReplyScreener:
             scanner.feed(released_text)
         if self._windows:
             self._windows.feed(released_text)
+        if self._json:
+            self._json.feed(released_text)
         self._origin = self._byte_count = self._released = byte_count(released_text)
         self._ends = deque([(self._origin, 0)])
 
@@ -166,6 +173,8 @@ class ReplyScreener:
     def _take(self, text: str) -> Outcome | None:
         if self._over:
             return None
+        if self._json:
+            self._json.feed(text)
         for scanner in self._scanners:
             self._undecided += scanner.feed(text, final=self._ended)
         if self._windows:
@@ -204,9 +213,22 @@ class ReplyScreener:
                 judgement = self._regime.judge(Direction.REPLY, [finding])
                 return Halted(max(finding.start - self._origin, 0), judgement)
             if action is Action.REDACT and finding.end > self._released:
-                start = max(finding.start, self._released)
-                self._masks = merged([*self._masks, mask_of(finding)._replace(start=start)])
+                mask = self._mask(finding)
+                if mask is None:
+                    judgement = Judgement(Action.BLOCK, finding.category)
+                    return Halted(max(finding.start - self._origin, 0), judgement)
+                self._masks = merged([*self._masks, mask])
         return None
+
+    def _mask(self, finding: Finding) -> Mask | None:
+        """What hides the rest of a finding; None where JSON would not be JSON any more."""
+        mask = mask_of(finding)
+        if self._json:
+            span = self._json.span(finding.start, finding.end)
+            if span is None:
+                return None
+            mask = mask._replace(start=span[0], end=span[1])
+        return mask._replace(start=max(mask.start, self._released))
 
     def _note(self, finding: Finding) -> None:
         """Keeps the first FINDING_COUNT_MAX findings, and every one that halts."""
@@ -238,7 +260,11 @@ class ReplyScreener:
         if weak < limit:
             limit = max(min(limit, self._window_end(weak)), self._released)
         self._forget(min(weak, limit))
-        return self._outside_masks(limit)
+        limit = self._outside_masks(limit)
+        if self._json:
+            limit = max(self._json.whole(limit), self._released)
+            self._json.forget(self._released)
+        return limit
 
     def _unjudged(self) -> int:
         """From which byte on the classifier has read nothing; NOWHERE when there is none."""

@@ -191,7 +191,7 @@ class SafetyService(SafetyServiceServicer):
         audit_id = await self._record(start.subject, grounds, published)
         findings = [PromptFinding(0, finding) for finding in grounds.findings]
         masks = [] if isinstance(outcome, Halted) else outcome.masks
-        sent = wire.masks_of(masks, published.policy)
+        sent = wire.masks_of(masks, published.policy, is_json=start.is_json)
         verdict = wire.verdict(audit_id, grounds, findings, sent, published.policy)
         if isinstance(outcome, Halted):
             return pb.ScreenReplyResponse(block=pb.Block(verdict=verdict, offset=outcome.offset))

@@ -35,6 +35,9 @@ class Settings(BaseSettings):
     database_url: str = Field(validation_alias="DATABASE_URL")
     policy_file: Path = POLICY
     policy_poll_interval_s: float = Field(default=1.0, gt=0, le=60)
+    # Decisions are kept so long; the database keeps the last 30 days whatever stands here.
+    decision_retention_days: int = Field(default=90, ge=31, le=3_650)
+    purge_interval_s: float = Field(default=3_600, gt=0)
     audit_timeout_ms: int = Field(default=1_500, ge=10, le=10_000)
     backend: BackendKind = BackendKind.CLASSIFIER
     backend_timeout_ms: int = Field(default=1_000, ge=10, le=60_000)

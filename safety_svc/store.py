@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Sequence
+from datetime import datetime
 
 import asyncpg
 
@@ -10,6 +11,8 @@ from safety_svc.audit import Decision
 
 COMMAND_TIMEOUT_S = 2.0
 CONNECT_TIMEOUT_S = 2.0
+# Nobody waits for it.
+PURGE_TIMEOUT_S = 30.0
 
 # A statement whose answer was lost with its connection is sent again: a row is added once.
 _INSERT = """
@@ -17,6 +20,7 @@ INSERT INTO safety.decisions
 SELECT * FROM jsonb_populate_recordset(NULL::safety.decisions, $1::jsonb)
 ON CONFLICT (audit_id) DO NOTHING
 """
+_PURGE = "SELECT safety.purge_decisions($1, $2)"
 
 
 class PostgresAuditStore:
@@ -47,6 +51,20 @@ class PostgresAuditStore:
         except (*CONNECTION_LOST, asyncpg.PostgresError) as error:
             if not isinstance(error, asyncpg.IntegrityConstraintViolationError):
                 self._drop()
+            raise StoreUnavailableError(f"{type(error).__name__}: {error}") from error
+
+    async def purge(self, before: datetime, limit: int) -> int:
+        """See `PurgeStore.purge`: over a connection of its own, for the other one writes."""
+        try:
+            connection = await asyncpg.connect(
+                self._dsn, timeout=CONNECT_TIMEOUT_S, command_timeout=PURGE_TIMEOUT_S
+            )
+            try:
+                count: int = await connection.fetchval(_PURGE, before, limit)
+                return count
+            finally:
+                await connection.close()
+        except (*CONNECTION_LOST, asyncpg.PostgresError) as error:
             raise StoreUnavailableError(f"{type(error).__name__}: {error}") from error
 
     async def close(self) -> None:

@@ -1,5 +1,6 @@
 """Contract <-> domain: messages in, checked; decisions out. Decides nothing."""
 
+import json
 import re
 from collections.abc import Iterable, Sequence
 
@@ -82,17 +83,23 @@ def verdict(
     )
 
 
-def masks_of(masks: Sequence[Mask], policy: Policy, message_index: int = 0) -> list[pb.Mask]:
-    """Masks with what stands in their place."""
+def masks_of(
+    masks: Sequence[Mask], policy: Policy, message_index: int = 0, *, is_json: bool = False
+) -> list[pb.Mask]:
+    """Masks with what stands in their place; in a string of JSON it is escaped."""
     return [
         pb.Mask(
             start_offset=start,
             end_offset=end,
-            replacement=policy.mask(kind),
+            replacement=_escaped(policy.mask(kind)) if is_json else policy.mask(kind),
             message_index=message_index,
         )
         for start, end, kind in masks
     ]
+
+
+def _escaped(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)[1:-1]
 
 
 def _category(category: str) -> pb.Category.ValueType:

@@ -69,6 +69,12 @@ class Plan:
             self.stored.redraws and self.choice_count == 1 and not self.stored.request.logprobs
         ) or bool(self.stored.safe_text)
 
+    @property
+    def is_json(self) -> bool:
+        """Whether its answers are JSON documents."""
+        wanted = self.stored.request.response_format.WhichOneof("format")
+        return wanted in ("json_object", "json_schema")
+
     @cached_property
     def caller(self) -> Caller:
         """Who asked."""

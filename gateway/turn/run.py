@@ -237,7 +237,9 @@ class Run:
         frames = self._means.generator.generate(
             job, answer.token_ids, self._attempt, is_begun=is_begun
         )
-        return Choice(answer, frames, self._means.safety.screen_reply(self.plan.caller, answer))
+        plan = self.plan
+        screen = self._means.safety.screen_reply(plan.caller, answer, is_json=plan.is_json)
+        return Choice(answer, frames, screen)
 
     def _say_started(self) -> None:
         """The first event; it is shown when it is known whether the plan is durable."""

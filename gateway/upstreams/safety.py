@@ -70,13 +70,18 @@ class Safety:
             raise public(errors.CONTENT_FILTER, message, param="messages", category=category)
         return Screened(policy_version=verdict.policy_version)
 
-    def screen_reply(self, caller: Caller, answer: Answer) -> ReplyScreen:
+    def screen_reply(self, caller: Caller, answer: Answer, *, is_json: bool) -> ReplyScreen:
         """Opens the screening of one answer, behind what was released of it before.
+
+        With `is_json` it is one JSON document, and is one still when it is masked.
 
         The caller must `cancel` it in the end.
         """
         start = pb.ReplyStart(
-            subject=_subject(caller), choice_index=answer.choice_index, accepts_masks=True
+            subject=_subject(caller),
+            choice_index=answer.choice_index,
+            accepts_masks=True,
+            is_json=is_json,
         )
         return ReplyScreen(
             # Written to, not iterated: no request iterator.

@@ -47,6 +47,8 @@ async def test_a_format_reaches_the_node(fields, kind, told):
         assert (await gateway.post(fields)).status == 200
     asked = gateway.fakes.inference.requests[0].response_format
     assert asked.WhichOneof("format") == kind
+    (start,) = gateway.fakes.safety.starts
+    assert start.is_json == str(kind).startswith("json")  # masked, it stays JSON
     if kind == "json_schema":
         assert json.loads(asked.json_schema) == told
     elif kind == "choice":

@@ -208,8 +208,8 @@ def _all_released(right: Any) -> Any:
 def _screened_anew(right: Any) -> Any:
     """An adopter's screening knows nothing of what was said before."""
 
-    def screen_reply(self: Safety, caller: Any, answer: Any) -> ReplyScreen:
-        screen: ReplyScreen = right(self, caller, answer)
+    def screen_reply(self: Safety, caller: Any, answer: Any, *, is_json: bool) -> ReplyScreen:
+        screen: ReplyScreen = right(self, caller, answer, is_json=is_json)
         screen._text, screen._released_offset = bytearray(), 0
         return screen
 

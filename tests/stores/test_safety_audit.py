@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 
 import asyncpg
 import pytest
@@ -13,6 +13,7 @@ from mesh.chassis.postgres import StoreUnavailableError
 from safety_svc.audit import Audit, Decision, Ended, Grounds, Judge, decision
 from safety_svc.detectors.base import Category, Finding
 from safety_svc.policy import Action, Direction, Failure, Judgement
+from safety_svc.purge import BATCH_ROW_COUNT, keep_purging, purge_once
 from safety_svc.store import PostgresAuditStore
 from tests.unit.safety.scanning import default_policy
 
@@ -92,6 +93,7 @@ async def test_concurrent_decisions_become_rows(dsn: str) -> None:
         "UPDATE safety.decisions SET action = 'allow'",
         "DELETE FROM safety.decisions",
         "TRUNCATE safety.decisions",
+        "SELECT safety.purge_decisions(now() - interval '29 days', 1)",
         "DROP TABLE safety.decisions",
         "SELECT * FROM billing.accounts",
         "CREATE TABLE safety.mine (x int)",
@@ -104,6 +106,48 @@ async def test_the_role_can_only_add_and_read(dsn: str, statement: str) -> None:
             await connection.execute(statement)
     finally:
         await connection.close()
+
+
+async def test_decisions_go_when_their_time_is_over(dsn: str) -> None:
+    store, turn = PostgresAuditStore(dsn), str(ULID())
+    now, keep = datetime(2020, 6, 1, tzinfo=UTC), timedelta(days=90)
+    count = BATCH_ROW_COUNT + 5
+    old = [
+        replace(row(turn), decided_at=now - keep - timedelta(seconds=n + 1)) for n in range(count)
+    ]
+    kept = [replace(row(turn), decided_at=now - keep), replace(row(turn), decided_at=now)]
+    await store.insert([*old, *kept])
+    assert await purge_once(store, now, keep) >= count
+    assert await purge_once(store, now, keep) == 0
+    connection = await asyncpg.connect(dsn)
+    try:
+        left = await connection.fetch(
+            "SELECT audit_id FROM safety.decisions WHERE turn_id = $1 ORDER BY decided_at", turn
+        )
+    finally:
+        await connection.close()
+    assert [one["audit_id"] for one in left] == [one.audit_id for one in kept]
+    # The clock of a process may be wrong: the database keeps what is fresh.
+    with pytest.raises(StoreUnavailableError, match="last 30 days are kept"):
+        await purge_once(store, datetime.now(UTC) + timedelta(days=900), keep)
+    await store.close()
+
+
+async def test_a_purge_that_fails_is_tried_again() -> None:
+    class Away:
+        def __init__(self) -> None:
+            self.asked: list[datetime] = []
+
+        async def purge(self, before: datetime, limit: int) -> int:
+            self.asked.append(before)
+            if len(self.asked) < 3:
+                raise StoreUnavailableError("away")
+            raise asyncio.CancelledError
+
+    store, clock = Away(), iter(datetime(2020, 1, day, tzinfo=UTC) for day in (1, 2, 3))
+    with pytest.raises(asyncio.CancelledError):
+        await keep_purging(store, lambda: next(clock), timedelta(days=1), 0)
+    assert [one.day for one in store.asked] == [31, 1, 2]
 
 
 async def test_what_gathers_while_a_statement_is_on_its_way_shares_the_next(dsn: str) -> None:
