@@ -27,6 +27,7 @@ from dataclasses import dataclass
 
 from safety_svc.detectors.base import NOWHERE, Finding, Scanner, byte_count
 from safety_svc.detectors.windowed import (
+    REREAD_LENGTH,
     STRIDE_LENGTH_MIN,
     STRIDE_LENGTH_PER_TOKEN,
     TextWindow,
@@ -102,6 +103,7 @@ class ReplyScreener:
         self._due: list[TextWindow] = []
         self._pending: dict[TextWindow, None] = {}  # in the order of the text, the due ones too
         self._judged = NOWHERE if self._windows is None else 0  # the classifier read up to here
+        self._read = -REREAD_LENGTH  # last byte of the last look that was not cleared
         self._undecided: list[Finding] = []
         self._findings: list[Finding] = []
         self._masks: list[Mask] = []  # not delivered
@@ -179,10 +181,23 @@ class ReplyScreener:
             self._undecided += scanner.feed(text, final=self._ended)
         if self._windows:
             looks = self._windows.feed(text, final=self._ended)
-            looks = [look for look in looks if not self._clears(look.text)]
+            looks = [look for look in looks if not self._cleared(look)]
             self._due += looks
             self._pending.update(dict.fromkeys(looks))
         return self._step()
+
+    def _cleared(self, look: TextWindow) -> bool:
+        """Whether a look need not be taken.
+
+        What makes it doubtful may be old: an earlier look has read it and not objected. Then it is
+        enough that the new text is clear, for some looks: harm that is spread over more is read.
+        """
+        if self._clears(look.text):
+            return True
+        if look.settled_at - self._read < REREAD_LENGTH and self._clears(look.fresh):
+            return True
+        self._read = look.settled_at
+        return False
 
     def _step(self) -> Outcome | None:
         """Decides what can be decided, and says what may leave."""

@@ -15,6 +15,9 @@ from safety_svc.detectors.base import Feed, Finding
 STRIDE_LENGTH_PER_TOKEN = 3
 STRIDE_LENGTH_MIN = 24
 LOOKBACK_LENGTH = 512
+# Characters before the new text, where that is read by itself; and after how many bytes all of a
+# look is read again, even where the new text is clear by itself.
+FRESH_OVERLAP_LENGTH, REREAD_LENGTH = 128, 256
 # How much longer than a stride to wait for a space.
 SPACE_REACH = 16
 _SPACE = re.compile(r"\s")
@@ -29,6 +32,7 @@ class TextWindow(NamedTuple):
         start: first byte of `text`.
         end: one past its last byte.
         text: what is to be read.
+        fresh: its end: what no earlier look has read, and some words before.
     """
 
     settled_at: int
@@ -36,6 +40,7 @@ class TextWindow(NamedTuple):
     start: int
     end: int
     text: str
+    fresh: str = ""
 
     def placed(self, finding: Finding) -> Finding | None:
         """A finding in `text` at its place in the whole; None when an earlier look had it."""
@@ -92,8 +97,8 @@ class Windows:
     def _look(self, end: int) -> TextWindow:
         feed = self._feed
         begin = max(0, end - self._lookback)
-        known = feed.at(self._seen)
+        fresh = feed.text[max(begin, self._seen - FRESH_OVERLAP_LENGTH) : end]
+        start, known = feed.at(begin), feed.at(self._seen)
         self._seen = end
-        return TextWindow(
-            feed.at(end - 1), known, feed.at(begin), feed.at(end), feed.text[begin:end]
-        )
+        settled = feed.at(end - 1)
+        return TextWindow(settled, known, start, feed.at(end), feed.text[begin:end], fresh)

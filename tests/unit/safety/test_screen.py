@@ -9,7 +9,14 @@ from hypothesis import strategies as st
 from safety_svc import policy_file
 from safety_svc.detectors.base import Audience, Category, Finding
 from safety_svc.detectors.rulebook import Detectors, house_rules
-from safety_svc.detectors.windowed import SPACE_REACH, STRIDE_LENGTH_MIN, TextWindow
+from safety_svc.detectors.windowed import (
+    FRESH_OVERLAP_LENGTH,
+    LOOKBACK_LENGTH,
+    REREAD_LENGTH,
+    SPACE_REACH,
+    STRIDE_LENGTH_MIN,
+    TextWindow,
+)
 from safety_svc.detectors.words import FREE_LENGTH
 from safety_svc.masking import Mask, masked, merged
 from safety_svc.policy import Action, Direction, Policy
@@ -341,6 +348,23 @@ def test_at_most_the_window_leaves_before_the_classifier_has_read_it() -> None:
     later = [screener.judged(look, []) for look in looks[1:]]
     ends = [one.offset for one in later if isinstance(one, Released)]
     assert ends[-1] == len("".join(words))
+
+
+def test_a_doubt_that_was_read_is_not_read_at_every_look() -> None:
+    regime = POLICY.regime("free")
+    text = "word " * 4 + "DOUBT " + "word " * 200
+    counts = []
+    for clears in (lambda text: False, lambda text: "DOUBT" not in text):
+        screener = ReplyScreener(regime, [], stride_min=STRIDE_LENGTH_MIN, clears=clears)
+        screener.delta(text, 1)
+        counts.append(len(screener.looks()))
+        assert screener.pending_count == counts[-1]
+    every, some = counts
+    stride = 3 * regime.window_token_count
+    assert every >= len(text) // (stride + SPACE_REACH)
+    # Those whose new text it is in or just before, and then one for each REREAD_LENGTH of the rest
+    # of the lookback.
+    assert some <= 1 + FRESH_OVERLAP_LENGTH // stride + 1 + LOOKBACK_LENGTH // REREAD_LENGTH
 
 
 def test_looks_that_are_cleared_are_never_due() -> None:
