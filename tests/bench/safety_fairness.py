@@ -4,8 +4,9 @@
 
 Twelve clients of one account send 16 tool results of 4 KB again and again, all different; a client
 of another account sends a question of 800 characters every 20 ms and notes how long its verdict
-takes (what is shorter needs no thread), once alone and once beside them. `--against` names another checkout: both are measured in
-turn. The last line of stdout is one JSON object: milliseconds, medians of the rounds.
+takes (what is shorter needs no thread), once alone and once beside them. `--against` names another
+checkout: both are measured in turn. The last line of stdout is one JSON object: milliseconds,
+medians of the rounds.
 """
 
 import argparse
