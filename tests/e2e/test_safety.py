@@ -71,7 +71,8 @@ def test_what_the_country_completes_safely_is_no_error(strict, mesh_copy):
 
 def test_ordinary_chats_go_through(mesh_copy):
     client = Client(mesh_copy.plain_address, mesh_copy.new_key("pro"))
-    for text in ("Hello! Who are you?", "How do I kill a process on port 8080?", "2 + 2 = ?"):
+    pasted = r'{"text": "\ud83d\ude00"} and half of it: \ud83d'  # JSON, with a pair and without
+    for text in ("Hello! Who are you?", "How do I kill a process on port 8080?", pasted):
         choice = client.request("POST", CHAT, asked(text)).json()["choices"][0]
         assert choice["finish_reason"] in ("stop", "length")
         assert choice["message"]["content"]
