@@ -31,7 +31,7 @@ Outcome: TypeAlias = "tuple[Thread, list[Message]] | ThreadNotFoundError | Reque
 _BEGIN = "SELECT * FROM conversation.begin_append($1, $2, $3, $4, $5, $6, $7)"
 _FINISH = (
     "SELECT conversation.finish_append($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14,"
-    " $15, $16, $17, $18)"
+    " $15, $16, $17, $18, $19)"
 )
 
 

@@ -19,7 +19,7 @@ from redis.exceptions import RedisError
 
 from chatmesh.content.v1.content_pb2 import ROLE_SYSTEM
 from chatmesh.conversation.v1 import conversation_pb2 as pb
-from conversation_svc.thread import Message, Tail, Thread, utf8_length
+from conversation_svc.thread import Message, Tail, Thread
 from conversation_svc.wire import tail_from_proto, tail_to_proto
 from mesh.chassis import redis_client
 from mesh.chassis.errors import MeshError
@@ -157,14 +157,14 @@ def _bounded(tail: Tail) -> Tail | None:
     size = BYTE_COUNT_MAX
     system = [m for m in tail.messages if m.role == ROLE_SYSTEM]
     for message in system:
-        room, size = room - 1, size - utf8_length(message.content)
+        room, size = room - 1, size - message.byte_count
     if room < 0 or size < 0:
         return None
     newest = []
     for message in reversed(tail.messages):
         if message.role == ROLE_SYSTEM:
             continue
-        room, size = room - 1, size - utf8_length(message.content)
+        room, size = room - 1, size - message.byte_count
         if room < 0 or size < 0:
             break
         newest.append(id(message))

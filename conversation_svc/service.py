@@ -8,6 +8,7 @@ from typing import Any, TypeAlias
 import grpc
 from ulid import ULID
 
+from chatmesh.content.v1 import content_pb2
 from chatmesh.conversation.v1 import conversation_pb2 as pb
 from chatmesh.conversation.v1 import conversation_pb2_grpc
 from conversation_svc.history import read_history
@@ -44,6 +45,9 @@ MESSAGES_PAGE_SIZE, MESSAGES_PAGE_SIZE_MAX = 100, 1000
 TAIL_MESSAGE_COUNT, TAIL_MESSAGE_COUNT_MAX = 1024, 4096
 # A store that is restarted is back in about this time.
 RETRY_AFTER_S = 1.0
+
+# What a message of a role may be made of beside its text.
+_PARTS = {content_pb2.ROLE_ASSISTANT: "tool_call", content_pb2.ROLE_TOOL: "tool_result"}
 
 Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 Clock = Callable[[], datetime]
@@ -164,7 +168,7 @@ class ThreadWriteService(conversation_pb2_grpc.ThreadWriteServiceServicer):
             if request.create_if_missing and not is_thread_id(request.thread_id):
                 raise BadRequestError("thread_id", 'A new thread is named "thr_" and a ULID.')
             check_thread_id(request.thread_id)
-            _refuse_parts(request.messages)
+            _check_parts(request.messages)
             new = [new_message_from_proto(message) for message in request.messages]
             check_new_messages(new)
             parts = (request.thread_id, request.model, *message_parts(new))
@@ -246,13 +250,15 @@ class ThreadWriteService(conversation_pb2_grpc.ThreadWriteServiceServicer):
         )
 
 
-def _refuse_parts(messages: Sequence[pb.NewMessage]) -> None:
+def _check_parts(messages: Sequence[pb.NewMessage]) -> None:
     """What cannot be kept is refused, not lost."""
     for index, message in enumerate(messages):
-        if message.parts:
+        kept = _PARTS.get(message.role)
+        if any(part.WhichOneof("kind") != kept for part in message.parts):
             raise BadRequestError(
                 f"messages[{index}].parts",
-                f"messages[{index}] has parts: give its text as content.",
+                f"messages[{index}] has parts that are no tool calls of an assistant and not the "
+                "result of one: give its text as content.",
             )
 
 

@@ -72,6 +72,8 @@ class NewMessage:
     token_count: int
     finish_reason: str
     model: str
+    # Serialised content.v1.Message with nothing but parts; empty: text only.
+    parts: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +88,12 @@ class Message:
     create_time: datetime
     finish_reason: str
     model: str
+    parts: bytes = b""
+
+    @property
+    def byte_count(self) -> int:
+        """Bytes of its text and parts."""
+        return utf8_length(self.content) + len(self.parts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,7 +181,7 @@ def check_new_messages(messages: Sequence[NewMessage]) -> None:
         path = f"messages[{index}]"
         if message.role not in ROLES:
             raise BadRequestError(f"{path}.role", f"{path} has an unknown role.")
-        if utf8_length(message.content) > CONTENT_BYTE_COUNT_MAX:
+        if utf8_length(message.content) + len(message.parts) > CONTENT_BYTE_COUNT_MAX:
             raise BadRequestError(
                 f"{path}.content", f"{path} is longer than {CONTENT_BYTE_COUNT_MAX} bytes."
             )
@@ -220,6 +228,7 @@ def appended(
             create_time=time,
             finish_reason=message.finish_reason,
             model=message.model,
+            parts=message.parts,
         )
         for message_id, message in zip(message_ids, new, strict=True)
     ]
@@ -251,12 +260,12 @@ def selected(
     system = [message for message in tail.messages if message.role == ROLE_SYSTEM]
     others = [message for message in tail.messages if message.role != ROLE_SYSTEM]
     tokens = sum(message.token_count for message in system)
-    size = sum(utf8_length(message.content) for message in system)
+    size = sum(message.byte_count for message in system)
     room = max(0, message_count_max - len(system))
     kept = 0
     for message in reversed(others):
         tokens += message.token_count
-        size += utf8_length(message.content)
+        size += message.byte_count
         too_many = kept == room or (token_count_max and tokens > token_count_max)
         # One message always fits by its bytes: its size is bounded.
         if too_many or (kept and size > ANSWER_BYTE_COUNT_MAX):
@@ -298,7 +307,10 @@ def message_parts(messages: Iterable[NewMessage]) -> list[object]:
     return [
         part
         for m in messages
-        for part in (m.role, m.content, m.token_count, m.finish_reason, m.model)
+        for part in (
+            *(m.role, m.content, m.token_count, m.finish_reason, m.model),
+            *([m.parts] if m.parts else ()),
+        )
     ]
 
 

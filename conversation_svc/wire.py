@@ -4,6 +4,7 @@ from datetime import UTC, datetime
 
 from google.protobuf.timestamp_pb2 import Timestamp
 
+from chatmesh.content.v1 import content_pb2
 from chatmesh.content.v1.content_pb2 import FINISH_REASON_UNSPECIFIED, FinishReason, Role
 from chatmesh.conversation.v1 import conversation_pb2 as pb
 from conversation_svc.thread import Message, NewMessage, Tail, Thread
@@ -61,6 +62,7 @@ def message_to_proto(message: Message) -> pb.Message:
         finish_reason=message.finish_reason,
         finish=FINISH_REASONS.get(message.finish_reason, FINISH_REASON_UNSPECIFIED),
         model=message.model,
+        parts=content_pb2.Message.FromString(message.parts).parts if message.parts else (),
     )
 
 
@@ -75,6 +77,7 @@ def message_from_proto(message: pb.Message) -> Message:
         create_time=message.create_time.ToDatetime(tzinfo=UTC),
         finish_reason=_finish_word(message),
         model=message.model,
+        parts=_stored_parts(message),
     )
 
 
@@ -86,7 +89,12 @@ def new_message_from_proto(message: pb.NewMessage) -> NewMessage:
         token_count=message.token_count,
         finish_reason=_finish_word(message),
         model=message.model,
+        parts=_stored_parts(message),
     )
+
+
+def _stored_parts(message: pb.Message | pb.NewMessage) -> bytes:
+    return content_pb2.Message(parts=message.parts).SerializeToString() if message.parts else b""
 
 
 def _finish_word(message: pb.Message | pb.NewMessage) -> str:

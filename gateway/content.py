@@ -11,6 +11,9 @@ FINISH_WORDS = words_of(pb.FinishReason)
 FINISH_REASONS = {word: number for number, word in FINISH_WORDS.items()}
 FINISH_REASONS[""] = pb.FINISH_REASON_UNSPECIFIED  # of messages that are no answers
 
+TOOL_CHOICE_WORDS = words_of(pb.ToolChoice)
+TOOL_CHOICES = {word: number for number, word in TOOL_CHOICE_WORDS.items()}
+
 TIER_WORDS = words_of(pb.Tier)
 TIERS = {word: number for number, word in TIER_WORDS.items()}
 

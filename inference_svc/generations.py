@@ -88,7 +88,7 @@ class Generations:
         try:
             yield stream
         except EngineError as error:
-            failure = _as_mesh_error(error)
+            failure = _as_mesh_error(error, request)
             if failure.reason == ENGINE_FAILED:
                 log.error("engine_failed", turn_id=request.group, error=str(error))
             raise failure from error
@@ -110,7 +110,7 @@ class Generations:
         try:
             return self._engine.submit(request)
         except EngineError as error:
-            raise _as_mesh_error(error) from error
+            raise _as_mesh_error(error, request) from error
 
     def _leave(self, stream: TokenStream, meter: Meter | None, emitted_count: int) -> None:
         if stream.done:
@@ -142,7 +142,7 @@ class Generations:
             self._idle.set()
 
 
-def _as_mesh_error(error: EngineError) -> MeshError:
+def _as_mesh_error(error: EngineError, request: EngineRequest) -> MeshError:
     """What the caller gets for an engine's error."""
     text, exhausted = str(error), grpc.StatusCode.RESOURCE_EXHAUSTED
     match error:
@@ -158,5 +158,6 @@ def _as_mesh_error(error: EngineError) -> MeshError:
             late_s = error.first_token_s - error.time_left_s
             return MeshError(exhausted, "DEADLINE_UNREACHABLE", text, retry_after_s=late_s)
         case BadFormatError():
-            return bad_request("response_format", text)
+            wanted = request.response_format
+            return bad_request("calls" if wanted and wanted.calls else "response_format", text)
     return MeshError(grpc.StatusCode.INTERNAL, ENGINE_FAILED, text)

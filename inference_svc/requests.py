@@ -7,6 +7,7 @@ import grpc
 
 from chatmesh.content.v1 import content_pb2
 from chatmesh.inference.v1 import inference_pb2
+from inference_svc.call_format import call_faults, call_format
 from inference_svc.engine.protocol import (
     EngineRequest,
     FormatKind,
@@ -71,7 +72,7 @@ def engine_request(
         logprobs=request.logprobs,
         top_logprob_count=request.top_logprobs,
         group=request.turn_id,
-        response_format=_response_format(request.response_format),
+        response_format=_wanted_format(request),
         time_left_s=time_left_s,
     )
 
@@ -110,6 +111,11 @@ def _sampling(request: inference_pb2.GenerateRequest) -> Sampling:
         logit_bias=dict(asked.logit_bias),
         seed=_seed(request),
     )
+
+
+def _wanted_format(request: inference_pb2.GenerateRequest) -> ResponseFormat | None:
+    wanted = _response_format(request.response_format)
+    return call_format(request.calls, wanted) if request.HasField("calls") else wanted
 
 
 def _response_format(asked: content_pb2.ResponseFormat) -> ResponseFormat | None:
@@ -171,7 +177,9 @@ def _format_faults(
     request: inference_pb2.GenerateRequest, model: ModelFolder
 ) -> Iterator[tuple[str, str]]:
     asked = request.response_format
-    if not asked.WhichOneof("format"):
+    if request.HasField("calls"):
+        yield from call_faults(request)
+    elif not asked.WhichOneof("format"):
         return
     if len(asked.json_schema.encode()) > SCHEMA_BYTES_MAX:
         yield "response_format", f"A JSON schema must have at most {SCHEMA_BYTES_MAX} bytes."

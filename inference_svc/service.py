@@ -139,6 +139,7 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
             draws_by_position=self._engine.draws_by_position,
             weights_digest=self._engine.weights_digest,
             precision=self._engine.precision,
+            binds_calls=self._engine.binds_calls,
         )
         return inference_pb2.ListModelsResponse(models=[model])
 

@@ -37,7 +37,7 @@ class Chunk(NamedTuple):
     text: str
 
 
-class _Message(dict[str, str]):
+class _Message(dict[str, Any]):
     """A message as templates read it; its mark is read by the filter only."""
 
     chunk_mark = ""
@@ -75,29 +75,38 @@ class ChatTemplate:
             raise TemplateError(f"The chat template does not compile: {error}") from error
 
     def render(
-        self, messages: Sequence[Mapping[str, str]], add_generation_prompt: bool = True
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] = (),
+        *,
+        first_owner: int = 0,
     ) -> list[Chunk]:
-        """Renders messages ({"role", "content"[, "name"]}); the chunks in order are the prompt.
+        """Renders messages ({"role", "content"[, …]}); the chunks in order are the prompt.
+
+        Args:
+            messages: oldest first.
+            tools: shown where the template shows tools.
+            first_owner: index of the first message; NO_OWNER when it is none of the caller's.
 
         Raises:
             TemplateError: the template refused the messages.
         """
         marked = []
-        for index, message in enumerate(messages):
+        for index, message in enumerate(messages, first_owner):
             entry = _Message(message)
             entry.chunk_mark = f"{self._mark}{index};"
             marked.append(entry)
         try:
             text = self._template.render(
                 messages=marked,
-                tools=None,
+                tools=list(tools) or None,
                 documents=None,
-                add_generation_prompt=add_generation_prompt,
+                add_generation_prompt=True,
                 **self._variables,
             )
         except Exception as error:  # a template is a program of the model's author: all can happen
             raise TemplateError(str(error) or type(error).__name__) from error
-        return list(self._chunks(text, len(messages)))
+        return list(self._chunks(text, len(messages) + first_owner))
 
     def _chunks(self, text: str, message_count: int) -> Iterator[Chunk]:
         preamble, *marked = text.split(self._mark)

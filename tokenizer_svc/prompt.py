@@ -10,10 +10,13 @@ from tokenizers import Tokenizer
 from tokenizer_svc.cache import Encoded, EncodedCache
 from tokenizer_svc.chat_template import NO_OWNER, ChatTemplate, Chunk
 from tokenizer_svc.context import affordable_turn_count, kept_indexes, smallest_drop, turns_of
+from tokenizer_svc.messages import length_of
 from tokenizer_svc.model_folder import ModelFiles, ModelFolderError
 from tokenizer_svc.special_tokens import SpecialTokens
+from tokenizer_svc.tools import ToolTexts
 
-Message = Mapping[str, str]
+Message = Mapping[str, Any]
+Tool = Mapping[str, Any]
 
 
 class ContextLengthError(Exception):
@@ -85,6 +88,7 @@ class ChatTokenizer:
         self._template = ChatTemplate(
             files.chat_template, self._special.mark, files.template_variables
         )
+        self.tools = ToolTexts(files.chat_template)
         self._cache = EncodedCache(cache_byte_count_max)
         self._borders = _Borders.of(special, _is_byte_level(self._plain))
         vocabulary = self._plain.get_vocab(with_added_tokens=True)
@@ -93,16 +97,20 @@ class ChatTokenizer:
         self.vocabulary_size = len(self._valid_ids)
         self.context_token_count_max = files.context_token_count_max
 
-    def prompt(self, messages: Sequence[Message]) -> Prompt:
+    def prompt(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> Prompt:
         """The prompt of all messages, generation prompt included, whatever its length.
 
         Raises:
             chat_template.TemplateError: the template refused the messages.
         """
-        return self._encoded(self._rendered(messages), len(messages))
+        return self._encoded(self._rendered(messages, tools), len(messages))
 
     def fit(
-        self, messages: Sequence[Message], max_tokens: int, forbid_truncation: bool = False
+        self,
+        messages: Sequence[Message],
+        max_tokens: int,
+        forbid_truncation: bool = False,
+        tools: Sequence[Tool] = (),
     ) -> Prompt:
         """The prompt of the newest turns that leave room for an answer.
 
@@ -110,6 +118,7 @@ class ChatTokenizer:
             messages: oldest first; at least one.
             max_tokens: tokens to keep free for the answer; 0 stands for 1.
             forbid_truncation: all messages or none.
+            tools: what the model may call.
 
         Raises:
             ContextLengthError: system messages and newest turn do not fit.
@@ -124,12 +133,12 @@ class ChatTokenizer:
         def without(dropped: int) -> Prompt:
             if dropped not in prompts:
                 kept = kept_indexes(len(messages), turns, dropped)
-                prompts[dropped] = self.prompt([messages[index] for index in kept])
+                prompts[dropped] = self.prompt([messages[index] for index in kept], tools)
             return prompts[dropped]
 
         # A token has at least one byte: what has fewer characters than room fits, nearly always.
-        size = sum(len(message["content"]) for message in messages)
-        guess = self._guessed_drop(messages, turns, room) if drop_max and size > room else 0
+        size = sum(map(length_of, messages))
+        guess = self._guessed_drop(messages, tools, turns, room) if drop_max and size > room else 0
         dropped = smallest_drop(
             lambda count: len(without(count).token_ids) <= room, min(guess, drop_max), drop_max
         )
@@ -156,13 +165,27 @@ class ChatTokenizer:
         text: str = self._plain.decode(list(token_ids), skip_special_tokens=skip_special_tokens)
         return text
 
-    def _rendered(self, messages: Sequence[Message]) -> list[list[Chunk]]:
+    def _rendered(
+        self, messages: Sequence[Message], tools: Sequence[Tool] = ()
+    ) -> list[list[Chunk]]:
         """Rendered text in units: pieces that are encoded apart with the same result."""
+        shown, first_owner = self.tools.written_out(messages, tools)
         guarded = [
-            {key: text if key == "role" else self._special.guard(text) for key, text in m.items()}
-            for m in messages
+            {key: text if key == "role" else self._guarded(text) for key, text in m.items()}
+            for m in shown
         ]
-        return list(self._borders.units(self._template.render(guarded)))
+        chunks = self._template.render(guarded, self._guarded(tools), first_owner=first_owner)
+        return list(self._borders.units(chunks))
+
+    def _guarded(self, value: Any) -> Any:
+        """A text, or JSON with all its texts, in which nothing spells a special token."""
+        if isinstance(value, str):
+            return self._special.guard(value)
+        if isinstance(value, Mapping):
+            return {self._special.guard(key): self._guarded(each) for key, each in value.items()}
+        if isinstance(value, Sequence):
+            return [self._guarded(each) for each in value]
+        return value
 
     def _encoded(self, units: list[list[Chunk]], message_count: int) -> Prompt:
         token_ids: list[int] = []
@@ -199,11 +222,15 @@ class ChatTokenizer:
             yield Encoded(array("I", encoding.ids), _counts_by_chunk(encoding.offsets, chunks))
 
     def _guessed_drop(
-        self, messages: Sequence[Message], turns: Sequence[Sequence[int]], room: int
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Tool],
+        turns: Sequence[Sequence[int]],
+        room: int,
     ) -> int:
         """How many turns must go, by the counts of the whole conversation; a guess, because a
         template may write a message differently in another place. What goes is not encoded."""
-        units = self._rendered(messages)
+        units = self._rendered(messages, tools)
         droppable = {index: t for t, turn in enumerate(turns) for index in turn}
         units_of_turn: list[list[list[Chunk]]] = [[] for _ in turns]
         fixed = 0

@@ -19,6 +19,8 @@ from tokenizer_svc.messages import (
     character_count,
     check_texts,
     checked_messages,
+    checked_tools,
+    length_of,
 )
 from tokenizer_svc.prompt import BadTokenError, ChatTokenizer, ContextLengthError
 
@@ -62,10 +64,17 @@ class TokenizerService(tokenizer_pb2_grpc.TokenizerServiceServicer):
             if not request.messages:
                 raise BadMessagesError("messages", "At least one message is needed.")
             messages = checked_messages(request.messages)
+            tools = checked_tools(request.tool_use.tools)
+            if tools and tokenizer.tools.syntax is None:
+                raise TemplateError(
+                    "How this model writes tool calls is not known; leave tools out."
+                )
             prompt = await self._run(
-                character_count(message["content"] for message in messages),
+                sum(map(length_of, messages)) + request.tool_use.ByteSize(),
                 INLINE_CHARACTER_COUNT_MAX,
-                lambda: tokenizer.fit(messages, request.max_tokens, request.forbid_truncation),
+                lambda: tokenizer.fit(
+                    messages, request.max_tokens, request.forbid_truncation, tools
+                ),
             )
         _prompt_tokens.observe(len(prompt.token_ids))
         _dropped_messages.inc(prompt.dropped_message_count)
@@ -76,6 +85,7 @@ class TokenizerService(tokenizer_pb2_grpc.TokenizerServiceServicer):
             context_token_count_max=tokenizer.context_token_count_max,
             tokenizer_digest=tokenizer.digest,
             message_token_counts=prompt.message_token_counts,
+            call_syntax=tokenizer.tools.syntax if tools else None,
         )
 
     async def Decode(self, request: pb.DecodeRequest, context: Context) -> pb.DecodeResponse:  # noqa: N802
@@ -113,7 +123,7 @@ class TokenizerService(tokenizer_pb2_grpc.TokenizerServiceServicer):
                     else 0,
                 )
 
-            size = character_count(texts) + character_count(m["content"] for m in messages)
+            size = character_count(texts) + sum(map(length_of, messages))
             return await self._run(size, INLINE_CHARACTER_COUNT_MAX, count)
 
     async def ListTokenizers(  # noqa: N802

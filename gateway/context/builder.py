@@ -2,6 +2,7 @@
 
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from datetime import UTC, date, datetime
 from hashlib import blake2b
 
@@ -20,7 +21,7 @@ from gateway.context.parts import (
 )
 from gateway.context.room import bounded
 from gateway.context.source import OperatorPromptsFile
-from gateway.turn.domain import Caller, LeftOut, Message, ModelInfo, Prompt
+from gateway.turn.domain import Caller, LeftOut, Message, ModelInfo, Prompt, ToolUse
 from gateway.upstreams.conversation import History
 from gateway.upstreams.tokenizer import Tokenizer
 from mesh.chassis.errors import MeshError
@@ -49,7 +50,12 @@ class ContextBuilder:
         self._counted: OrderedDict[bytes, int] = OrderedDict()
 
     async def build(
-        self, model: ModelInfo, caller: Caller, history: History, messages: Sequence[Message]
+        self,
+        model: ModelInfo,
+        caller: Caller,
+        history: History,
+        messages: Sequence[Message],
+        tool_use: ToolUse | None = None,
     ) -> Context:
         """The context of a turn, without what is far too much for the model.
 
@@ -63,7 +69,7 @@ class ContextBuilder:
         ]
         counts = await self._counts(model, uncounted(model, parts))
         try:
-            context = assemble(model, parts, counts)
+            context = replace(assemble(model, parts, counts), tool_use=tool_use)
         except MeshError as error:  # a part that may not be shortened: for the operator to mend
             log.error("prompt_part_refused", model=model.id, **error.metadata)
             raise
@@ -77,7 +83,9 @@ class ContextBuilder:
                 something, "operator_count"; INVALID_PARAMETER.
         """
         try:
-            return await self._tokenizer.encode(context.model, context.messages, max_tokens, limit)
+            return await self._tokenizer.encode(
+                context.model, context.messages, max_tokens, limit, context.tool_use
+            )
         except MeshError as error:
             if error.reason != errors.CONTEXT_LENGTH_EXCEEDED or not context.of(OPERATOR):
                 raise

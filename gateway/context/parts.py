@@ -2,7 +2,7 @@
 
     operator → history → messages
 
-A further part (a summary, memory, retrieved text, tools) is one `Rule` in `ORDER`, one `Part` in
+A further part (a summary, memory, retrieved text) is one `Rule` in `ORDER`, one `Part` in
 `builder`, and one value of `chat.v1.PromptPart`; nothing else asks for a part by its name.
 
 Budgets bound the texts of a part as CountTokens counts them; what the template writes around a
@@ -18,7 +18,7 @@ from enum import Enum
 
 from gateway import errors
 from gateway.errors import public
-from gateway.turn.domain import LeftOut, Message, ModelInfo
+from gateway.turn.domain import LeftOut, Message, ModelInfo, ToolUse
 
 # A text is cut at the end of one of so many pieces of about equal length.
 PIECE_COUNT_MAX = 32
@@ -92,6 +92,8 @@ class Context:
     model: ModelInfo
     # In the order of the prompt.
     parts: tuple[Part, ...]
+    # Described before all parts, in the model's own way.
+    tool_use: ToolUse | None = None
 
     @property
     def messages(self) -> list[Message]:

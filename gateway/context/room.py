@@ -43,7 +43,9 @@ def bounded(context: Context) -> Context:
 
 def _cost(message: Message) -> int:
     """Bytes; a message without any is a token all the same."""
-    return max(TOKEN_BYTES_MAX, len(message.content.encode()) + len(message.name.encode()))
+    texts = [message.content, message.name]
+    texts += (text for call in message.calls for text in (call.name, call.arguments))
+    return max(TOKEN_BYTES_MAX, sum(len(text.encode()) for text in texts))
 
 
 def _too_long(limit: int, needed: int) -> MeshError:

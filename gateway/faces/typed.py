@@ -15,13 +15,14 @@ from chatmesh.chat.v1 import chat_pb2_grpc
 from chatmesh.content.v1 import content_pb2
 from chatmesh.conversation.v1 import conversation_pb2
 from gateway.admission.rate import RateExceededError
-from gateway.content import FINISH_REASONS, ROLE_WORDS
+from gateway.content import FINISH_REASONS, ROLE_WORDS, TOOL_CHOICE_WORDS
 from gateway.errors import bad_parameter
 from gateway.faces.changes import checked_changes
 from gateway.faces.entry import ChatAdmission
 from gateway.faces.identity import caller_of, checked_key
 from gateway.faces.openai.errors import failure_error, public_error
 from gateway.settings import TurnLimits
+from gateway.turn.calls import read
 from gateway.turn.domain import (
     Ask,
     ChoiceFinished,
@@ -32,6 +33,8 @@ from gateway.turn.domain import (
     Sampling,
     Started,
     TextDelta,
+    Tool,
+    ToolUse,
     Usage,
 )
 from gateway.turn.events import Cursor, Numbered
@@ -40,9 +43,11 @@ from gateway.turn.stored import left_out_to_stored, logprobs_to_stored
 from gateway.turn.turns import Turns, View
 from gateway.upstreams.billing import Billing
 from gateway.upstreams.catalogue import Catalogue
+from gateway.upstreams.contents import call_id_in, call_of, calls_in
 from gateway.upstreams.conversation import Changes, Conversation
 
 USER_LENGTH_MAX = 256
+READ_PARTS = {"text", "tool_call", "tool_result"}
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
@@ -58,7 +63,7 @@ def ask_of(request: pb.ChatRequest) -> Ask:
     return Ask(
         model=request.model,
         messages=[
-            Message(ROLE_WORDS.get(each.role, ""), _text(f"messages[{index}]", each))
+            _asked_message(f"messages[{index}]", each)
             for index, each in enumerate(request.messages)
         ],
         conversation_id=request.conversation_id,
@@ -80,23 +85,45 @@ def ask_of(request: pb.ChatRequest) -> Ask:
         logprobs=request.logprobs,
         top_logprobs=request.top_logprobs,
         response_format=_format(request.response_format),
+        tool_use=_tool_use(request.tool_use) if request.HasField("tool_use") else None,
         background=request.background if request.HasField("background") else None,
     )
 
 
-def _text(path: str, message: pb.Message) -> str:
-    """The text of a message, or of its parts, which must be texts."""
-    texts = []
+def _asked_message(path: str, message: pb.Message) -> Message:
+    """A message with the text of its parts, its tool calls, and whose result it is."""
     for index, part in enumerate(message.parts):
-        if part.WhichOneof("kind") != "text":
+        if part.WhichOneof("kind") not in READ_PARTS:
             param = f"{path}.parts[{index}]"
-            raise bad_parameter(param, f"{param} must be text: this system reads text only.")
-        texts.append(part.text)
+            text = f"{param} must be text, a tool call or a tool result: nothing else is read."
+            raise bad_parameter(param, text)
+    texts = [
+        part.tool_result.content if part.HasField("tool_result") else part.text
+        for part in message.parts
+        if not part.HasField("tool_call")
+    ]
     joined = "".join(texts)
     if texts and message.content not in ("", joined):
         param = f"{path}.content"
         raise bad_parameter(param, f"{param} must be empty or the text of the parts, joined.")
-    return joined or message.content
+    return Message(
+        ROLE_WORDS.get(message.role, ""),
+        joined or message.content,
+        calls=calls_in(message.parts),
+        call_id=call_id_in(message.parts),
+    )
+
+
+def _tool_use(asked: content_pb2.ToolUse) -> ToolUse:
+    return ToolUse(
+        [
+            Tool(tool.name, tool.description, tool.parameters_json, tool.strict)
+            for tool in asked.tools
+        ],
+        TOOL_CHOICE_WORDS.get(asked.choice, "" if asked.choice else "auto"),
+        tuple(asked.allowed_names),
+        asked.single_call,
+    )
 
 
 def _format(asked: content_pb2.ResponseFormat) -> ResponseFormat | None:
@@ -121,6 +148,13 @@ def response_of(turn_id: str, epoch: int, numbered: Numbered) -> pb.ChatResponse
         response.delta.choice_index, response.delta.text = event.choice_index, event.text
         response.delta.token_count = event.token_count
         response.delta.logprobs.extend(logprobs_to_stored(each) for each in event.logprobs)
+        for call in event.calls:
+            response.delta.calls.add(
+                call_index=call.call_index,
+                id=call.id,
+                name=call.name,
+                arguments_json=call.arguments,
+            )
     elif isinstance(event, Started):
         response.started.turn_id, response.started.model = event.turn_id, event.model.id
         response.started.conversation_id = event.conversation_id
@@ -155,8 +189,13 @@ def turn_of(view: View) -> pb.Turn:
     )
     turn.create_time.FromMilliseconds(plan.create_time_ms)
     for answer in view.answers:
-        reason = FINISH_REASONS[answer.finish_reason] if answer.is_finished else 0
-        turn.choices.add(choice_index=answer.choice_index, text=answer.text, finish_reason=reason)
+        found = read(view.plan, answer)
+        turn.choices.add(
+            choice_index=answer.choice_index,
+            text=found.text,
+            finish_reason=FINISH_REASONS[found.finish_reason] if answer.is_finished else 0,
+            calls=map(call_of, found.calls),
+        )
     if view.usage:
         turn.usage.CopyFrom(_usage_of(view.usage))
     if view.failure:
@@ -371,6 +410,7 @@ def _message(found: conversation_pb2.Message) -> pb.Message:
         token_count=found.token_count,
         turn_id=found.turn_id,
         # A store of the version before says the word only.
+        parts=found.parts,
         finish_reason=found.finish
         or FINISH_REASONS.get(found.finish_reason, content_pb2.FINISH_REASON_UNSPECIFIED),
     )

@@ -1,9 +1,12 @@
 """What a chat request must be, whichever face it came in by. Pure."""
 
-from gateway.content import ROLES
+import json
+import re
+
+from gateway.content import ROLES, TOOL_CHOICES
 from gateway.errors import bad_parameter
 from gateway.settings import TurnLimits
-from gateway.turn.domain import CHOICE_COUNT_MAX, Ask, Message, ResponseFormat
+from gateway.turn.domain import CHOICE_COUNT_MAX, Ask, Message, ResponseFormat, ToolUse
 
 MESSAGE_COUNT_MAX = 1024
 # The store takes 256 messages at once, the answer among them.
@@ -27,6 +30,10 @@ CHOICE_TEXT_COUNT_MAX = 256
 CHOICE_TEXT_BYTES_MAX = 1024
 SEED_BITS = 64
 TOKEN_ID_MAX = (1 << 32) - 1
+TOOL_COUNT_MAX = 128
+TOOL_SCHEMAS_BYTES_MAX = 256 << 10
+TOOL_NAME = re.compile(r"[a-zA-Z0-9_.-]{1,64}")
+CALL_ID_LENGTH_MAX = 256
 
 
 def check(ask: Ask, tier: str, limits: TurnLimits) -> None:
@@ -56,6 +63,8 @@ def check(ask: Ask, tier: str, limits: TurnLimits) -> None:
         )
     if ask.response_format:
         _check_format(ask.response_format)
+    if ask.tool_use:
+        _check_tools(ask, ask.tool_use)
 
 
 def logprob_token_count_max(ask: Ask) -> int:
@@ -78,6 +87,72 @@ def _check_format(wanted: ResponseFormat) -> None:
             _within(wanted.param, len(text.encode()), 1, CHOICE_TEXT_BYTES_MAX, "bytes in each")
 
 
+def _check_tools(ask: Ask, use: ToolUse) -> None:
+    """Their names and sizes; whether the schemas can be enforced is found out by the node."""
+    _within("tools", len(use.tools), 1, TOOL_COUNT_MAX, "tools")
+    names = [tool.name for tool in use.tools]
+    for index, tool in enumerate(use.tools):
+        param = f"tools[{index}].function"
+        _check_tool_name(f"{param}.name", tool.name)
+        if tool.name in names[:index]:
+            raise bad_parameter(f"{param}.name", f"Two tools have the name {tool.name}.")
+        description = f"{param}.description"
+        _within(description, len(tool.description.encode()), 0, SCHEMA_BYTES_MAX, "bytes")
+    size = sum(len(tool.parameters.encode()) for tool in use.tools)
+    _within("tools", size, 0, TOOL_SCHEMAS_BYTES_MAX, "bytes of schemas in all")
+    if use.choice not in TOOL_CHOICES:
+        raise bad_parameter("tool_choice", "tool_choice must be none, auto or required.")
+    for name in use.allowed_names:
+        if name not in names:
+            raise bad_parameter(
+                "tool_choice", f"tool_choice names {name[:64]!r}, which is no tool."
+            )
+    if ask.stop:
+        raise bad_parameter("stop", "stop cannot be given beside tools: it could cut a call.")
+    if ask.response_format and not ask.response_format.kind.startswith("json"):
+        param = ask.response_format.param
+        raise bad_parameter(param, f"{param} cannot be given beside tools; JSON formats can.")
+
+
+def _check_tool_name(param: str, name: str) -> None:
+    if not TOOL_NAME.fullmatch(name):
+        raise bad_parameter(
+            param, f"{param} must have 1 to 64 of the characters a-z, A-Z, 0-9, '_', '-' and '.'."
+        )
+
+
+def _check_calls(param: str, message: Message) -> None:
+    if message.calls and message.role != "assistant":
+        raise bad_parameter(f"{param}.tool_calls", f"{param}: only an assistant calls tools.")
+    _within(f"{param}.tool_calls", len(message.calls), 0, TOOL_COUNT_MAX, "calls")
+    for index, call in enumerate(message.calls):
+        path = f"{param}.tool_calls[{index}]"
+        _within(f"{path}.id", len(call.id), 1, CALL_ID_LENGTH_MAX, "characters")
+        _check_tool_name(f"{path}.function.name", call.name)
+        arguments = f"{path}.function.arguments"
+        _within(arguments, len(call.arguments.encode()), 0, CONTENT_BYTES_MAX, "bytes")
+        if not _is_object(call.arguments):
+            raise bad_parameter(arguments, f"{arguments} must be a JSON object, as text.")
+    if message.call_id and message.role != "tool":
+        raise bad_parameter(f"{param}.tool_call_id", f"{param}: only a tool message has one.")
+    call_id = f"{param}.tool_call_id"
+    _within(call_id, len(message.call_id), 0, CALL_ID_LENGTH_MAX, "characters")
+
+
+def _is_object(text: str) -> bool:
+    """Whether it is a JSON object of text that can be written: an escape may stand for half of a
+    character."""
+    try:
+        value = json.loads(text, parse_constant=_refuse)
+        return isinstance(value, dict) and bool(json.dumps(value, ensure_ascii=False).encode())
+    except (ValueError, RecursionError):
+        return False
+
+
+def _refuse(constant: str) -> None:
+    raise ValueError(constant)
+
+
 def _check_message(param: str, message: Message) -> None:
     if message.role not in ROLES:
         raise bad_parameter(
@@ -88,6 +163,7 @@ def _check_message(param: str, message: Message) -> None:
     if "\0" in message.content:
         raise bad_parameter(content, f"{content} has a NUL character; remove it.")
     _within(f"{param}.name", len(message.name), 0, NAME_LENGTH_MAX, "characters")
+    _check_calls(param, message)
 
 
 def _check_sampling(ask: Ask) -> None:

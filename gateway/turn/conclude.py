@@ -11,6 +11,7 @@ import structlog
 
 from gateway import metrics
 from gateway.turn.answer import Answer
+from gateway.turn.calls import read
 from gateway.turn.domain import FINISH_CANCELLED, Message, Usage
 from gateway.turn.plan import Plan
 from gateway.upstreams.billing import Billing
@@ -74,10 +75,11 @@ class Concluder:
         nothing_said = not answer.text and answer.finish_reason == FINISH_CANCELLED
         if not plan.thread.id or plan.stored.safe_text or nothing_said:
             return
+        found = read(plan, answer)
         said = NewMessage(
-            Message("assistant", answer.text),
+            Message("assistant", found.text, calls=found.calls),
             answer.released_token_count,
-            answer.finish_reason,
+            found.finish_reason,
             plan.model.id,
         )
         messages = [*plan.stored.messages, to_stored(said)]

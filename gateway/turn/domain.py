@@ -3,11 +3,15 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from chatmesh.content.v1.content_pb2 import CallSyntax
+
 FINISH_STOP = "stop"
 FINISH_LENGTH = "length"
 FINISH_CONTENT_FILTER = "content_filter"
 # Stopped, or nobody read it, or a part of the system failed, before the end.
 FINISH_CANCELLED = "cancelled"
+# Only as readers are told it: for all else such an answer has stopped.
+FINISH_TOOL_CALLS = "tool_calls"
 
 CHOICE_COUNT_MAX = 4
 
@@ -25,12 +29,48 @@ class Caller:
 
 
 @dataclass(frozen=True, slots=True)
+class ToolCall:
+    """What an assistant wants called; the arguments are JSON."""
+
+    id: str
+    name: str
+    arguments: str
+
+
+@dataclass(frozen=True, slots=True)
 class Message:
     """One message; role is "system", "user", "assistant" or "tool"."""
 
     role: str
     content: str
     name: str = ""
+    # Of an assistant, behind the text.
+    calls: Sequence[ToolCall] = ()
+    # The call whose result a "tool" message is; empty: it is a document.
+    call_id: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Tool:
+    """A function that may be called; ranges as in content.v1.Tool."""
+
+    name: str
+    description: str = ""
+    # JSON schema of the arguments; empty: there are none.
+    parameters: str = ""
+    strict: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ToolUse:
+    """What an answer may call; ranges as in content.v1.ToolUse."""
+
+    tools: Sequence[Tool]
+    # "auto", "none" or "required".
+    choice: str = "auto"
+    # Empty: all.
+    allowed_names: Sequence[str] = ()
+    is_single: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +119,7 @@ class Ask:
     logprobs: bool = False
     top_logprobs: int = 0
     response_format: ResponseFormat | None = None
+    tool_use: ToolUse | None = None
     # Run to the end although nobody reads; None: as the conversation says.
     background: bool | None = None
     # The stream tells the usage at its end.
@@ -96,6 +137,8 @@ class ModelInfo:
     created_unix_s: int = 0
     # Another node draws the same tokens from the same request.
     draws_by_position: bool = False
+    # Answers can be held to tool calls.
+    binds_calls: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +151,8 @@ class Prompt:
     dropped_message_count: int = 0
     # One count for each message that was not dropped.
     message_token_counts: Sequence[int] = ()
+    # How the model writes tool calls, where it may.
+    call_syntax: CallSyntax | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,6 +217,16 @@ class Started:
 
 
 @dataclass(frozen=True, slots=True)
+class CallDelta:
+    """More of one tool call; its id and name when it begins."""
+
+    call_index: int
+    id: str = ""
+    name: str = ""
+    arguments: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class TextDelta:
     """More released text of one answer."""
 
@@ -180,6 +235,8 @@ class TextDelta:
     # Tokens of the answer released so far.
     token_count: int
     logprobs: Sequence[Logprob] = ()
+    # Only as readers are told it: for all else calls are text.
+    calls: Sequence[CallDelta] = ()
 
 
 @dataclass(frozen=True, slots=True)

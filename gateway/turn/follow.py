@@ -8,8 +8,17 @@ from typing import TypeVar
 
 from gateway import errors
 from gateway.errors import public
+from gateway.turn.calls import CallReading
 from gateway.turn.domain import Failed, Finished, Started
-from gateway.turn.events import Cursor, Numbered, bad_cursor, behind, cuts_short, weight
+from gateway.turn.events import (
+    BEGINNING,
+    Cursor,
+    Numbered,
+    bad_cursor,
+    behind,
+    cuts_short,
+    weight,
+)
 from gateway.turn.journal import RUNNING, Head, JournalAway, JournalStore
 from gateway.turn.plan import Plan
 from gateway.turn.run import Run
@@ -95,6 +104,7 @@ class Following:
         self.plan = plan
         self._store, self._run_of, self._lives, self._adopt = store, run_of, lives, adopt
         self._cursor, self._epoch = cursor, cursor.epoch
+        self._calls = CallReading(plan) if plan.has_tools else None
         self._is_over = False
 
     @property
@@ -121,7 +131,8 @@ class Following:
                 async for batch in batches:
                     self._cursor = Cursor(self._epoch, batch[-1].number)
                     self._is_over = isinstance(batch[-1].event, Finished | Failed)
-                    yield batch
+                    if told := self._calls.told(batch) if self._calls else batch:
+                        yield told
                     if self._is_over:
                         return
 
@@ -141,6 +152,8 @@ class Following:
         begin = self._cursor.number
         if self._is_ahead(head):
             begin = head.epoch_numbers[self._cursor.epoch]
+        if self._calls:  # which are read from the beginning
+            begin = BEGINNING
         async with contextlib.aclosing(run.log.read(begin)) as batches:
             async for batch in batches:
                 if left := self._left(batch, head):
@@ -194,7 +207,10 @@ class Following:
             each.number <= number and cuts_short(each.event) for each in events
         ):
             raise lost_cursor()
-        return [left for each in events if (left := behind(each, number))]
+        left = [left for each in events if (left := behind(each, number))]
+        if self._calls:
+            self._calls.skip(events, number)
+        return left
 
     def _skips(self, batch: Sequence[Numbered], head: Head) -> bool:
         """Whether more lies between the cursor and the head than the batch has."""

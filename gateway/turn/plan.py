@@ -18,6 +18,7 @@ from chatmesh.conversation.v1 import conversation_pb2
 from chatmesh.gateway.v1 import journal_pb2 as pb
 from gateway.context.builder import ContextBuilder
 from gateway.context.parts import MESSAGES, Context
+from gateway.errors import bad_parameter
 from gateway.settings import TurnLimits
 from gateway.turn.background import Background
 from gateway.turn.checks import check, logprob_token_count_max
@@ -73,7 +74,12 @@ class Plan:
     def is_json(self) -> bool:
         """Whether its answers are JSON documents."""
         wanted = self.stored.request.response_format.WhichOneof("format")
-        return wanted in ("json_object", "json_schema")
+        return wanted in ("json_object", "json_schema") and not self.has_tools
+
+    @property
+    def has_tools(self) -> bool:
+        """Whether its answers may hold tool calls."""
+        return self.stored.request.HasField("calls")
 
     @cached_property
     def caller(self) -> Caller:
@@ -142,12 +148,16 @@ class Planner:
         """
         check(ask, caller.tier, self.limits)
         model = await self.catalogue.find(ask.model)
+        if ask.tool_use and not model.binds_calls:
+            raise bad_parameter("tools", f"No node of {model.id} can call tools; leave them out.")
         async with self.queue.entered(caller.account_id, caller.tier, model.id):
             return await self._planned(replace(ask, model=model.id), caller, model)
 
     async def _planned(self, ask: Ask, caller: Caller, model: ModelInfo) -> Plan:
         thread = await self.threads.open(ask, caller, model)
-        context = await self.context.build(model, caller, thread.history, ask.messages)
+        context = await self.context.build(
+            model, caller, thread.history, ask.messages, ask.tool_use
+        )
         async with running(self.safety.screen_prompt(caller, context)) as screening:
             limit = min(
                 self.limits.answer_token_count_max[caller.tier], logprob_token_count_max(ask)

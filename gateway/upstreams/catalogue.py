@@ -120,10 +120,11 @@ def merged(told: Iterable[Sequence[ModelInfo]]) -> dict[str, ModelInfo]:
 def _common(models: Sequence[ModelInfo]) -> ModelInfo:
     fingerprints = sorted({model.fingerprint for model in models})
     smallest = min(models, key=lambda model: model.context_token_count_max)
+    common = replace(smallest, binds_calls=all(each.binds_calls for each in models))
     if len(fingerprints) == 1:
-        return replace(smallest, draws_by_position=all(each.draws_by_position for each in models))
+        return replace(common, draws_by_position=all(each.draws_by_position for each in models))
     fingerprint = fingerprint_of(" ".join(fingerprints))
-    return replace(smallest, fingerprint=fingerprint, draws_by_position=False)
+    return replace(common, fingerprint=fingerprint, draws_by_position=False)
 
 
 def _note(task: "asyncio.Task[None]") -> None:

@@ -9,6 +9,7 @@ from chatmesh.conversation.v1 import conversation_pb2 as pb
 from chatmesh.conversation.v1 import conversation_pb2_grpc
 from gateway.content import FINISH_REASONS, ROLE_WORDS, ROLES
 from gateway.turn.domain import Caller, Message
+from gateway.upstreams.contents import call_id_in, calls_in, parts_of
 from gateway.upstreams.failures import translated
 
 
@@ -65,6 +66,7 @@ def to_stored(kept: NewMessage) -> pb.NewMessage:
         finish_reason=kept.finish_reason,
         finish=FINISH_REASONS[kept.finish_reason],
         model=kept.model,
+        parts=parts_of(kept.message),
     )
 
 
@@ -89,7 +91,15 @@ class Conversation:
         counts = [each.token_count for each in tail.messages]
         omitted = tail.omitted_message_count
         history = History(
-            messages=[Message(ROLE_WORDS[each.role], each.content) for each in tail.messages],
+            messages=[
+                Message(
+                    ROLE_WORDS[each.role],
+                    each.content,
+                    calls=calls_in(each.parts),
+                    call_id=call_id_in(each.parts),
+                )
+                for each in tail.messages
+            ],
             token_counts=counts,
             omitted_message_count=omitted,
             omitted_token_count=max(0, tail.thread.total_token_count - sum(counts)) * bool(omitted),

@@ -46,6 +46,8 @@ PARAMS = {
     "CONTEXT_LENGTH_EXCEEDED": "messages",
     "BAD_PAGE_TOKEN": "page_token",
 }
+# Fields of a node's request that clients know by another name.
+FIELDS = {"calls": "tools"}
 # Reasons whose own words are for the client; others could speak of what is not theirs.
 SPOKEN = {errors.CONTEXT_LENGTH_EXCEEDED, errors.INVALID_PARAMETER}
 RETRY_AFTER_S_DEFAULT = 1.0
@@ -104,6 +106,7 @@ def _by_code(error: MeshError) -> str:
 def _param(service: str, reason: str, error: MeshError) -> str:
     if reason == errors.INVALID_PARAMETER:
         field = error.metadata.get("field", "").removeprefix("sampling.")
+        field = FIELDS.get(field, field)
         return PARAMS.get(service) or PARAMS.get(error.reason) or field
     return PARAMS.get(reason, "")
 

@@ -22,6 +22,7 @@ from gateway.turn.domain import (
     Prompt,
     ResponseFormat,
 )
+from gateway.upstreams.contents import tool_use_of
 from gateway.upstreams.failures import translate
 from mesh.chassis.cancellation import is_cancelled
 from mesh.chassis.errors import MeshError
@@ -180,6 +181,7 @@ class Inference:
                 fingerprint=_fingerprint(model),
                 created_unix_s=model.created_unix_s,
                 draws_by_position=model.draws_by_position,
+                binds_calls=model.binds_calls,
             )
             for model in response.models
         ]
@@ -249,7 +251,17 @@ def _request(ask: Ask, caller: Caller, prompt: Prompt) -> pb.GenerateRequest:
         logprobs=ask.logprobs,
         top_logprobs=ask.top_logprobs,
         response_format=_response_format(ask.response_format),
+        calls=_calls(ask, prompt),
     )
+
+
+def _calls(ask: Ask, prompt: Prompt) -> pb.CallFormat | None:
+    if ask.tool_use is None:
+        return None
+    use = tool_use_of(ask.tool_use)
+    for tool in use.tools:
+        tool.description = ""  # the prompt has it
+    return pb.CallFormat(tool_use=use, syntax=prompt.call_syntax)
 
 
 def _response_format(wanted: ResponseFormat | None) -> content_pb2.ResponseFormat | None:

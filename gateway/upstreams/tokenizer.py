@@ -4,12 +4,11 @@ from collections.abc import Sequence
 
 import grpc
 
-from chatmesh.content.v1 import content_pb2
 from chatmesh.tokenizer.v1 import tokenizer_pb2 as pb
 from chatmesh.tokenizer.v1 import tokenizer_pb2_grpc
 from gateway import errors
-from gateway.content import ROLES
-from gateway.turn.domain import Message, ModelInfo, Prompt
+from gateway.turn.domain import Message, ModelInfo, Prompt, ToolUse
+from gateway.upstreams.contents import message_of, tool_use_of
 from gateway.upstreams.failures import translated
 from mesh.chassis.errors import MeshError
 
@@ -27,7 +26,12 @@ class Tokenizer:
         self._answer_room_token_count = answer_room_token_count
 
     async def encode(
-        self, model: ModelInfo, messages: Sequence[Message], max_tokens: int, limit: int
+        self,
+        model: ModelInfo,
+        messages: Sequence[Message],
+        max_tokens: int,
+        limit: int,
+        tool_use: ToolUse | None = None,
     ) -> Prompt:
         """The prompt of a conversation, its oldest turns dropped whole where they must.
 
@@ -36,17 +40,16 @@ class Tokenizer:
             messages: oldest first.
             max_tokens: tokens of an answer; 0: what the context leaves.
             limit: most tokens of an answer when max_tokens is 0.
+            tool_use: what the model may call.
 
         Raises:
             MeshError: CONTEXT_LENGTH_EXCEEDED with "limit" and "count", INVALID_PARAMETER.
         """
         request = pb.EncodeRequest(
             model=model.id,
-            messages=[
-                content_pb2.Message(role=ROLES[each.role], content=each.content, name=each.name)
-                for each in messages
-            ],
+            messages=map(message_of, messages),
             max_tokens=max_tokens or self._room(model),
+            tool_use=tool_use_of(tool_use) if tool_use else None,
         )
         try:
             response = await self._encode(request)
@@ -60,6 +63,7 @@ class Tokenizer:
             max_tokens=max_tokens or min(response.answer_token_count_max, limit),
             dropped_message_count=response.dropped_message_count,
             message_token_counts=_counts(len(messages), response),
+            call_syntax=response.call_syntax if response.HasField("call_syntax") else None,
         )
 
     async def count(self, model: ModelInfo, texts: Sequence[str]) -> list[int]:

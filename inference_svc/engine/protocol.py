@@ -63,6 +63,44 @@ class FormatKind(Enum):
     JSON_SCHEMA = "json_schema"
     REGEX = "regex"
     CHOICE = "choice"
+    CALLS = "calls"
+
+
+@dataclass(frozen=True, slots=True)
+class CallSyntax:
+    """How tool calls are written; see content.v1.CallSyntax."""
+
+    before_calls: str
+    before_name: str
+    before_arguments: str
+    after_arguments: str
+    between_calls: str
+    after_calls: str
+
+
+@dataclass(frozen=True, slots=True)
+class Tool:
+    """What a call may name; `parameters` is the JSON schema of its arguments."""
+
+    name: str
+    parameters: str
+    strict: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Calls:
+    """Text, or text and whole tool calls behind it.
+
+    Attributes:
+        tools: those that can be called; none: only text.
+        is_required: calls and no text.
+        is_single: at most one.
+    """
+
+    syntax: CallSyntax
+    tools: tuple[Tool, ...]
+    is_required: bool = False
+    is_single: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,13 +108,16 @@ class ResponseFormat:
     """What the whole text of an answer must be; ranges as in inference.proto, already checked.
 
     Attributes:
-        text: the JSON schema, or the regular expression; empty for the other kinds.
+        text: the JSON schema, or the regular expression; for CALLS the JSON schema of an answer
+            without calls, or empty: any text. Empty for the other kinds.
         choices: the texts of which the answer is one, for CHOICE.
+        calls: for CALLS.
     """
 
     kind: FormatKind
     text: str = ""
     choices: tuple[str, ...] = ()
+    calls: Calls | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,6 +210,7 @@ class Engine(Protocol):
             there are none.
         precision: all else that the drawn tokens depend on, bit for bit: first the kinds of
             numbers and what computes, for people, then a digest of the rest. To be compared whole.
+        binds_calls: it holds answers to FormatKind.CALLS.
     """
 
     name: str
@@ -176,6 +218,7 @@ class Engine(Protocol):
     draws_by_position: bool
     weights_digest: str
     precision: str
+    binds_calls: bool
 
     async def start(self) -> None:
         """Gets ready to serve. Raises EngineError when the model cannot be served."""

@@ -106,6 +106,7 @@ class SimulatedEngine:
         self._blocks = BlockManager(block_count)
         self._queue_depth_max, self._running_count_max = queue_depth_max, running_count_max
         self._script = make_script(vocabulary) or [0]
+        self.binds_calls = False
         self.precision = f"script {length} {script_digest(self._script, eos_token_ids)}"
         self._waiting: list[tuple[float, int, _Running]] = []  # heap: (rank in s, arrival, request)
         self._waiting_count = 0

@@ -18,6 +18,7 @@ from chatmesh.inference.v1 import inference_pb2, inference_pb2_grpc
 from chatmesh.safety.v1 import safety_pb2, safety_pb2_grpc
 from chatmesh.tokenizer.v1 import tokenizer_pb2, tokenizer_pb2_grpc
 from mesh.chassis.errors import MeshError
+from tests.support.call_syntax import CALL_SYNTAX
 
 MODEL = "chatmesh-tiny"
 CONTEXT = 4096
@@ -153,7 +154,8 @@ class FakeConversation(
         self.faults.check("GetTail")
         messages = [
             conversation_pb2.Message(
-                role=each.role, content=each.content, token_count=each.token_count
+                **{name: getattr(each, name) for name in ("role", "content", "token_count")},
+                parts=each.parts,
             )
             for each in self._of(request)
         ]
@@ -189,6 +191,7 @@ class FakeConversation(
                 finish_reason=each.finish_reason,
                 finish=each.finish,
                 model=each.model,
+                parts=each.parts,
             )
             message.create_time.FromSeconds(1_700_000_000 + index)
         return result
@@ -333,6 +336,7 @@ class FakeTokenizer(tokenizer_pb2_grpc.TokenizerServiceServicer):
             answer_token_count_max=self.context - count,
             context_token_count_max=self.context,
             message_token_counts=counts,
+            call_syntax=CALL_SYNTAX if request.HasField("tool_use") else None,
         )
 
     async def CountTokens(self, request, context):
@@ -373,6 +377,7 @@ class FakeInference(inference_pb2_grpc.InferenceServiceServicer):
         self.models = [MODEL]
         # Whether another node would draw the same tokens.
         self.draws_by_position = True
+        self.binds_calls = True
         self.sent_frame_count = 0
         # Each frame but the first waits for this event of its choice: so that a test knows what
         # the gateway can put into one message. Given by `Fakes`.
@@ -388,6 +393,7 @@ class FakeInference(inference_pb2_grpc.InferenceServiceServicer):
                     engine="simulated",
                     tokenizer_digest="d",
                     draws_by_position=self.draws_by_position,
+                    binds_calls=self.binds_calls,
                     created_unix_s=1_700_000_000,
                 )
                 for each in self.models

@@ -10,8 +10,10 @@ from json.encoder import encode_basestring
 from typing import Any
 
 from gateway.faces.openai.errors import error_body, failure_error
+from gateway.turn.calls import gathered
 from gateway.turn.domain import (
     FINISH_CANCELLED,
+    CallDelta,
     ChoiceFinished,
     Event,
     Failed,
@@ -20,6 +22,7 @@ from gateway.turn.domain import (
     Logprob,
     Started,
     TextDelta,
+    ToolCall,
     Usage,
 )
 from gateway.turn.events import Cursor, Numbered
@@ -90,10 +93,32 @@ class ChunkWriter:
 
     def _delta(self, event: TextDelta) -> str:
         logprobs = _dumps(logprobs_object(event.logprobs)) if event.logprobs else "null"
+        delta = (
+            f'"content":{encode_basestring(event.text)}' if event.text or not event.calls else ""
+        )
+        if event.calls:
+            delta += "," if delta else ""
+            delta += f'"tool_calls":{_dumps([_call_delta(each) for each in event.calls])}'
         return (
-            f'{{"index":{event.choice_index},"delta":{{"content":{encode_basestring(event.text)}}},'
+            f'{{"index":{event.choice_index},"delta":{{{delta}}},'
             f'"logprobs":{logprobs},"finish_reason":null}}'
         )
+
+
+def _call_delta(delta: CallDelta) -> dict[str, object]:
+    function = {"name": delta.name} if delta.name else {}
+    call = {"id": delta.id, "type": "function"} if delta.id else {}
+    return {
+        "index": delta.call_index,
+        **call,
+        "function": function | {"arguments": delta.arguments},
+    }
+
+
+def call_object(call: ToolCall) -> dict[str, object]:
+    """A tool call in OpenAI's words."""
+    function = {"name": call.name, "arguments": call.arguments}
+    return {"id": call.id, "type": "function", "function": function}
 
 
 def _choice_finished(event: ChoiceFinished) -> str:
@@ -119,6 +144,7 @@ class Completion:
         self._started = started
         self._texts: list[list[str]] = [[] for _ in range(n)]
         self._logprobs: list[list[Logprob]] = [[] for _ in range(n)]
+        self._calls: list[list[CallDelta]] = [[] for _ in range(n)]
         self._endings = [ChoiceFinished(index, "") for index in range(n)]
         self._usage: Usage | None = None
 
@@ -127,6 +153,7 @@ class Completion:
         if isinstance(event, TextDelta):
             self._texts[event.choice_index].append(event.text)
             self._logprobs[event.choice_index] += event.logprobs
+            self._calls[event.choice_index] += event.calls
         elif isinstance(event, ChoiceFinished):
             self._endings[event.choice_index] = event
         elif isinstance(event, Finished):
@@ -138,12 +165,12 @@ class Completion:
         choices = [
             {
                 "index": index,
-                "message": {"role": "assistant", "content": "".join(texts), "refusal": None},
+                "message": _message("".join(texts), gathered(calls)),
                 "logprobs": logprobs_object(logprobs) if logprobs else None,
             }
             | ending(ended)
-            for index, (texts, logprobs, ended) in enumerate(
-                zip(self._texts, self._logprobs, self._endings, strict=True)
+            for index, (texts, calls, logprobs, ended) in enumerate(
+                zip(self._texts, self._calls, self._logprobs, self._endings, strict=True)
             )
         ]
         head = envelope(self._started, "chat.completion")
@@ -151,6 +178,14 @@ class Completion:
         if self._started.left_out:
             body["left_out"] = left_out_object(self._started.left_out)
         return _dumps(body).encode()
+
+
+def _message(text: str, calls: Sequence[ToolCall]) -> dict[str, object]:
+    message: dict[str, object] = {"role": "assistant", "content": text, "refusal": None}
+    if calls:
+        message["content"] = text or None
+        message["tool_calls"] = [call_object(call) for call in calls]
+    return message
 
 
 def envelope(event: Started, kind: str) -> dict[str, object]:

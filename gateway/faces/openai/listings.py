@@ -8,7 +8,9 @@ from chatmesh.billing.v1 import billing_pb2
 from chatmesh.conversation.v1 import conversation_pb2
 from gateway.content import FINISH_WORDS, ROLE_WORDS
 from gateway.errors import bad_parameter
+from gateway.faces.openai.chunks import call_object
 from gateway.turn.domain import ModelInfo
+from gateway.upstreams.contents import call_id_in, calls_in
 
 THREADS_PAGE_SIZE_MAX = 100
 MESSAGES_PAGE_SIZE_MAX = 1000
@@ -77,6 +79,10 @@ def _message(found: conversation_pb2.Message) -> dict[str, object]:
         "token_count": found.token_count,
         "turn_id": found.turn_id,
     }
+    if calls := calls_in(found.parts):
+        shown["tool_calls"] = [call_object(call) for call in calls]
+    if call_id := call_id_in(found.parts):
+        shown["tool_call_id"] = call_id
     # A store of the version before says the word only.
     if reason := FINISH_WORDS.get(found.finish) or found.finish_reason:
         shown |= {"finish_reason": reason, "model": found.model}

@@ -1,7 +1,7 @@
 """An HTTP body to an Ask: types as OpenAI documents them, each fault with the parameter's name.
 
 Unknown fields are ignored, as OpenAI's own services do with newer clients. Fields that would
-change the answer and are not built (tools, audio) are refused instead. Sampling parameters and
+change the answer and are not built (functions, audio) are refused instead. Sampling parameters and
 formats that OpenAI does not have are named as vLLM names them.
 """
 
@@ -15,11 +15,13 @@ from gateway.errors import bad_parameter, public
 from gateway.faces.changes import checked_changes
 from gateway.faces.openai.fields import NotSupported, Strict, fault
 from gateway.faces.openai.formats import FormatFields, wanted_format
+from gateway.faces.openai.tools import CalledTool, ToolFields, called, wanted_tools
 from gateway.turn.checks import (
     LOGIT_BIAS_COUNT_MAX,
     LOGIT_BIAS_MAX,
     MESSAGE_COUNT_MAX,
     STOP_COUNT_MAX,
+    TOOL_COUNT_MAX,
 )
 from gateway.turn.domain import CHOICE_COUNT_MAX, Ask, Message, Sampling
 from gateway.upstreams.conversation import Changes
@@ -87,6 +89,11 @@ class ChatMessage(Strict):
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: Annotated[str, BeforeValidator(_text)] = ""
     name: str | None = None
+    tool_calls: Annotated[list[CalledTool], FailFast()] | None = Field(
+        default=None, max_length=TOOL_COUNT_MAX
+    )
+    tool_call_id: str | None = None
+    function_call: NotSupported = None
 
 
 class StreamOptions(Strict):
@@ -95,7 +102,7 @@ class StreamOptions(Strict):
     include_usage: bool | None = None
 
 
-class Body(FormatFields):
+class Body(FormatFields, ToolFields):
     """The body of a chat completion."""
 
     model: str = Field(min_length=1, max_length=200)
@@ -120,8 +127,8 @@ class Body(FormatFields):
     top_k: int | None = Field(default=None, ge=-1)
     min_p: float | None = None
     repetition_penalty: float | None = Field(default=None, gt=0)
-    tools: NotSupported = None
     functions: NotSupported = None
+    function_call: NotSupported = None
     audio: NotSupported = None
     user: str | None = Field(default=None, max_length=256)
     conversation_id: str | None = Field(default=None, max_length=64)
@@ -180,7 +187,11 @@ def _ask(body: Body) -> Ask:
         model=body.model,
         messages=[
             Message(
-                "system" if each.role == "developer" else each.role, each.content, each.name or ""
+                "system" if each.role == "developer" else each.role,
+                each.content,
+                each.name or "",
+                called(each.tool_calls),
+                each.tool_call_id or "",
             )
             for each in body.messages
         ],
@@ -204,6 +215,7 @@ def _ask(body: Body) -> Ask:
         logprobs=bool(body.logprobs),
         top_logprobs=body.top_logprobs or 0,
         response_format=wanted_format(body),
+        tool_use=wanted_tools(body),
         background=body.background,
         include_usage=bool(body.stream_options and body.stream_options.include_usage),
     )

@@ -4,6 +4,7 @@ import asyncio
 import json
 from collections.abc import Sequence
 from contextlib import aclosing
+from dataclasses import replace
 from typing import Any
 
 import grpc
@@ -11,13 +12,22 @@ import structlog
 from google.api import httpbody_pb2
 
 from gateway import errors
-from gateway.faces.openai.chunks import DONE, ChunkWriter, Completion, ending, usage_object
+from gateway.faces.openai.chunks import (
+    DONE,
+    ChunkWriter,
+    Completion,
+    call_object,
+    ending,
+    usage_object,
+)
 from gateway.faces.openai.errors import error_object, failure_error, http_error, public_error
 from gateway.faces.openai.stream import ClientWriter, EventBody
 from gateway.settings import TurnLimits
 from gateway.turn.answer import Answer
+from gateway.turn.calls import read
 from gateway.turn.domain import Event, Failed, Finished, Started
 from gateway.turn.follow import Following
+from gateway.turn.plan import Plan
 from gateway.turn.turns import View
 from mesh.chassis.errors import MeshError
 
@@ -135,18 +145,21 @@ def turn_body(view: View) -> bytes:
         "journal": "on" if view.journaled else "off",
         "cursor": view.cursor.of(view.plan.turn_id),
         "conversation_id": started.conversation_id or None,
-        "choices": [_choice(answer) for answer in view.answers],
+        "choices": [_choice(view.plan, answer) for answer in view.answers],
         "usage": usage_object(view.usage) if view.usage else None,
         "error": error_object(failure_error(view.failure)) if view.failure else None,
     }
     return json.dumps(shown_turn, ensure_ascii=False, separators=(",", ":")).encode()
 
 
-def _choice(answer: Answer) -> dict[str, object]:
-    shown_choice: dict[str, object] = {"index": answer.choice_index, "text": answer.text}
+def _choice(plan: Plan, answer: Answer) -> dict[str, object]:
+    found = read(plan, answer)
+    shown_choice: dict[str, object] = {"index": answer.choice_index, "text": found.text}
+    if found.calls:
+        shown_choice["tool_calls"] = [call_object(call) for call in found.calls]
     if not answer.is_finished:
         return shown_choice | {"finish_reason": None}
-    return shown_choice | ending(answer.finish())
+    return shown_choice | ending(replace(answer.finish(), finish_reason=found.finish_reason))
 
 
 def shown(error: Exception) -> MeshError:

@@ -19,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from inference_svc.engine.protocol import BadFormatError, FormatKind, ResponseFormat
+from inference_svc.engine.torch.calls import JSON_OPTIONS, calls_grammar
 from inference_svc.model_folder import ModelFolder
 
 if TYPE_CHECKING:
@@ -36,14 +37,7 @@ RESTART_COUNT_MAX = 2
 RESTART_COMPILE_S_MAX = 0.05
 ERROR_LENGTH_MAX = 300
 # What a schema may not choose for itself by its "x-guidance".
-_JSON_OPTIONS: "JsonCompileOptions" = {
-    "whitespace_flexible": False,
-    "whitespace_pattern": None,
-    "item_separator": ", ",
-    "key_separator": ": ",
-    "coerce_one_of": False,
-    "lenient": False,
-}
+_JSON_OPTIONS: "JsonCompileOptions" = {**JSON_OPTIONS, "whitespace_pattern": None}
 
 
 class GrammarFailedError(Exception):
@@ -233,6 +227,8 @@ def _grammar_text(wanted: ResponseFormat) -> str:
     """The format in llguidance's language."""
     from llguidance import LLMatcher, regex_to_lark
 
+    if wanted.calls is not None:
+        return LLMatcher.grammar_from_lark(calls_grammar(wanted.calls, wanted.text))
     if wanted.kind is FormatKind.REGEX:
         # The contract's syntax is RE2's: classes are of ASCII.
         expression = regex_to_lark(wanted.text, use_ascii="dws")

@@ -91,6 +91,7 @@ class TorchEngine:
     name = "torch"
     # Until it was started:
     draws_by_position, weights_digest, precision = False, "", ""
+    binds_calls = True
 
     def __init__(self, model: ModelFolder, options: TorchOptions) -> None:
         self._model, self._options = model, options

@@ -101,7 +101,7 @@ async def test_bad_messages(stub) -> None:
     metadata = await refused(
         stub.CountTokens(pb.CountTokensRequest(model="tiny", messages=[message])), "BAD_MESSAGES"
     )
-    assert metadata == {"field": "messages[0].parts"}
+    assert metadata == {"field": "messages[0].parts[0]"}
     request = pb.CountTokensRequest(model="tiny", texts=["x"] * 1025)
     assert await refused(stub.CountTokens(request), "BAD_MESSAGES") == {"field": "texts"}
 

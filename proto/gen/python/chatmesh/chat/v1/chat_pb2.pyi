@@ -210,8 +210,9 @@ class Message(_message.Message):
 
     @_builtins.property
     def parts(self) -> _containers.RepeatedCompositeFieldContainer[_content_pb2.Part]:
-        """What it is made of. Texts only, which are joined; another part is refused (INVALID_ARGUMENT,
-        metadata "param" names it). Empty in answers.
+        """What it is made of: texts, which are joined; tool calls of an assistant; the result of one call
+        in a ROLE_TOOL message. Another part is refused (INVALID_ARGUMENT, metadata "param" names it).
+        In answers: the tool calls, and whose result a ROLE_TOOL message is.
         """
 
     def __init__(
@@ -281,6 +282,7 @@ class ChatRequest(_message.Message):
     TOP_LOGPROBS_FIELD_NUMBER: _builtins.int
     BACKGROUND_FIELD_NUMBER: _builtins.int
     IDEMPOTENCY_KEY_FIELD_NUMBER: _builtins.int
+    TOOL_USE_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """A model id; empty: the default model."""
     conversation_id: _builtins.str
@@ -340,6 +342,12 @@ class ChatRequest(_message.Message):
     def logit_bias(self) -> _containers.ScalarMap[_builtins.int, _builtins.float]:
         """See content.v1.Sampling."""
 
+    @_builtins.property
+    def tool_use(self) -> _content_pb2.ToolUse:
+        """Tools that the model may ask the caller to call. Not together with stop, and with a
+        response_format of JSON only.
+        """
+
     def __init__(
         self,
         *,
@@ -365,10 +373,11 @@ class ChatRequest(_message.Message):
         top_logprobs: _builtins.int = ...,
         background: _builtins.bool | None = ...,
         idempotency_key: _builtins.str = ...,
+        tool_use: _content_pb2.ToolUse | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_background", b"_background", "_seed", b"_seed", "_temperature", b"_temperature", "_top_p", b"_top_p", "background", b"background", "response_format", b"response_format", "seed", b"seed", "temperature", b"temperature", "top_p", b"top_p"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_background", b"_background", "_seed", b"_seed", "_temperature", b"_temperature", "_top_p", b"_top_p", "background", b"background", "response_format", b"response_format", "seed", b"seed", "temperature", b"temperature", "tool_use", b"tool_use", "top_p", b"top_p"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_background", b"_background", "_seed", b"_seed", "_temperature", b"_temperature", "_top_p", b"_top_p", "background", b"background", "conversation_id", b"conversation_id", "frequency_penalty", b"frequency_penalty", "idempotency_key", b"idempotency_key", "logit_bias", b"logit_bias", "logprobs", b"logprobs", "max_tokens", b"max_tokens", "messages", b"messages", "min_p", b"min_p", "model", b"model", "n", b"n", "presence_penalty", b"presence_penalty", "repetition_penalty", b"repetition_penalty", "response_format", b"response_format", "seed", b"seed", "stop", b"stop", "store", b"store", "temperature", b"temperature", "top_k", b"top_k", "top_logprobs", b"top_logprobs", "top_p", b"top_p", "user", b"user"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_background", b"_background", "_seed", b"_seed", "_temperature", b"_temperature", "_top_p", b"_top_p", "background", b"background", "conversation_id", b"conversation_id", "frequency_penalty", b"frequency_penalty", "idempotency_key", b"idempotency_key", "logit_bias", b"logit_bias", "logprobs", b"logprobs", "max_tokens", b"max_tokens", "messages", b"messages", "min_p", b"min_p", "model", b"model", "n", b"n", "presence_penalty", b"presence_penalty", "repetition_penalty", b"repetition_penalty", "response_format", b"response_format", "seed", b"seed", "stop", b"stop", "store", b"store", "temperature", b"temperature", "tool_use", b"tool_use", "top_k", b"top_k", "top_logprobs", b"top_logprobs", "top_p", b"top_p", "user", b"user"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__background: _TypeAlias = _typing.Literal["background"]  # noqa: Y015
     _WhichOneofArgType__background: _TypeAlias = _typing.Literal["_background", b"_background"]  # noqa: Y015
@@ -535,6 +544,7 @@ class TextDelta(_message.Message):
     TEXT_FIELD_NUMBER: _builtins.int
     TOKEN_COUNT_FIELD_NUMBER: _builtins.int
     LOGPROBS_FIELD_NUMBER: _builtins.int
+    CALLS_FIELD_NUMBER: _builtins.int
     choice_index: _builtins.int
     """Which answer. Range [0, n)."""
     text: _builtins.str
@@ -544,8 +554,12 @@ class TextDelta(_message.Message):
     @_builtins.property
     def logprobs(self) -> _containers.RepeatedCompositeFieldContainer[Global___PositionLogprobs]:
         """One entry for each token released with this text, when asked for. Tokens of masked text have
-        none.
+        none, nor have those of tool calls.
         """
+
+    @_builtins.property
+    def calls(self) -> _containers.RepeatedCompositeFieldContainer[Global___ToolCallDelta]:
+        """More of the answer's tool calls, behind the text."""
 
     def __init__(
         self,
@@ -554,14 +568,52 @@ class TextDelta(_message.Message):
         text: _builtins.str = ...,
         token_count: _builtins.int = ...,
         logprobs: _abc.Iterable[Global___PositionLogprobs] | None = ...,
+        calls: _abc.Iterable[Global___ToolCallDelta] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["choice_index", b"choice_index", "logprobs", b"logprobs", "text", b"text", "token_count", b"token_count"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["calls", b"calls", "choice_index", b"choice_index", "logprobs", b"logprobs", "text", b"text", "token_count", b"token_count"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___TextDelta: _TypeAlias = TextDelta  # noqa: Y015
+
+@_typing.final
+class ToolCallDelta(_message.Message):
+    """ToolCallDelta is more of one tool call of an answer."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CALL_INDEX_FIELD_NUMBER: _builtins.int
+    ID_FIELD_NUMBER: _builtins.int
+    NAME_FIELD_NUMBER: _builtins.int
+    ARGUMENTS_JSON_FIELD_NUMBER: _builtins.int
+    call_index: _builtins.int
+    """Which call of the answer. Counts from 0."""
+    id: _builtins.str
+    """The call's id and tool, when it begins; else empty."""
+    name: _builtins.str
+    """See id."""
+    arguments_json: _builtins.str
+    """More of the arguments' JSON. All pieces together are whole once the call after it begins, or
+    the answer ends with FINISH_REASON_TOOL_CALLS; of an answer that ends otherwise the last call
+    was cut.
+    """
+    def __init__(
+        self,
+        *,
+        call_index: _builtins.int = ...,
+        id: _builtins.str = ...,
+        name: _builtins.str = ...,
+        arguments_json: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["arguments_json", b"arguments_json", "call_index", b"call_index", "id", b"id", "name", b"name"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ToolCallDelta: _TypeAlias = ToolCallDelta  # noqa: Y015
 
 @_typing.final
 class ChoiceFinished(_message.Message):
@@ -858,22 +910,28 @@ class TurnChoice(_message.Message):
     CHOICE_INDEX_FIELD_NUMBER: _builtins.int
     TEXT_FIELD_NUMBER: _builtins.int
     FINISH_REASON_FIELD_NUMBER: _builtins.int
+    CALLS_FIELD_NUMBER: _builtins.int
     choice_index: _builtins.int
     """Which answer. Range [0, n)."""
     text: _builtins.str
     """All released text."""
     finish_reason: _content_pb2.FinishReason.ValueType
     """Why it ended; unspecified while it runs."""
+    @_builtins.property
+    def calls(self) -> _containers.RepeatedCompositeFieldContainer[_content_pb2.ToolCall]:
+        """Its tool calls; the last one may be unfinished, unless it ended with FINISH_REASON_TOOL_CALLS."""
+
     def __init__(
         self,
         *,
         choice_index: _builtins.int = ...,
         text: _builtins.str = ...,
         finish_reason: _content_pb2.FinishReason.ValueType = ...,
+        calls: _abc.Iterable[_content_pb2.ToolCall] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["choice_index", b"choice_index", "finish_reason", b"finish_reason", "text", b"text"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["calls", b"calls", "choice_index", b"choice_index", "finish_reason", b"finish_reason", "text", b"text"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n!chatmesh/content/v1/content.proto\x12\x13\x63hatmesh.content.v1\"{\n\x07Message\x12\'\n\x04role\x18\x01 \x01(\x0e\x32\x19.chatmesh.content.v1.Role\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\x12\x0c\n\x04name\x18\x03 \x01(\t\x12(\n\x05parts\x18\x04 \x03(\x0b\x32\x19.chatmesh.content.v1.Part\"\xb7\x01\n\x04Part\x12\x0e\n\x04text\x18\x01 \x01(\tH\x00\x12\x32\n\ttool_call\x18\x02 \x01(\x0b\x32\x1d.chatmesh.content.v1.ToolCallH\x00\x12\x36\n\x0btool_result\x18\x03 \x01(\x0b\x32\x1f.chatmesh.content.v1.ToolResultH\x00\x12+\n\x05media\x18\x04 \x01(\x0b\x32\x1a.chatmesh.content.v1.MediaH\x00\x42\x06\n\x04kind\"<\n\x08ToolCall\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x16\n\x0e\x61rguments_json\x18\x03 \x01(\t\"E\n\nToolResult\x12\x14\n\x0ctool_call_id\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\x12\x10\n\x08is_error\x18\x03 \x01(\x08\"C\n\x05Media\x12\x11\n\tmime_type\x18\x01 \x01(\t\x12\x0e\n\x04\x64\x61ta\x18\x02 \x01(\x0cH\x00\x12\r\n\x03uri\x18\x03 \x01(\tH\x00\x42\x08\n\x06source\"\xd1\x02\n\x08Sampling\x12\x18\n\x0btemperature\x18\x01 \x01(\x02H\x00\x88\x01\x01\x12\x12\n\x05top_p\x18\x02 \x01(\x02H\x01\x88\x01\x01\x12\r\n\x05top_k\x18\x03 \x01(\r\x12\x11\n\x04seed\x18\x04 \x01(\x04H\x02\x88\x01\x01\x12\r\n\x05min_p\x18\x05 \x01(\x02\x12\x18\n\x10presence_penalty\x18\x06 \x01(\x02\x12\x19\n\x11\x66requency_penalty\x18\x07 \x01(\x02\x12\x1a\n\x12repetition_penalty\x18\x08 \x01(\x02\x12@\n\nlogit_bias\x18\t \x03(\x0b\x32,.chatmesh.content.v1.Sampling.LogitBiasEntry\x1a\x30\n\x0eLogitBiasEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x02:\x02\x38\x01\x42\x0e\n\x0c_temperatureB\x08\n\x06_top_pB\x07\n\x05_seed\"\x8c\x01\n\x0eResponseFormat\x12\x15\n\x0bjson_object\x18\x01 \x01(\x08H\x00\x12\x15\n\x0bjson_schema\x18\x02 \x01(\tH\x00\x12\x0f\n\x05regex\x18\x03 \x01(\tH\x00\x12\x31\n\x06\x63hoice\x18\x04 \x01(\x0b\x32\x1f.chatmesh.content.v1.ChoiceListH\x00\x42\x08\n\x06\x66ormat\"\x1b\n\nChoiceList\x12\r\n\x05texts\x18\x01 \x03(\t*_\n\x04Role\x12\x14\n\x10ROLE_UNSPECIFIED\x10\x00\x12\x0f\n\x0bROLE_SYSTEM\x10\x01\x12\r\n\tROLE_USER\x10\x02\x12\x12\n\x0eROLE_ASSISTANT\x10\x03\x12\r\n\tROLE_TOOL\x10\x04*\x9e\x01\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x12 \n\x1c\x46INISH_REASON_CONTENT_FILTER\x10\x03\x12\x1b\n\x17\x46INISH_REASON_CANCELLED\x10\x04*^\n\x04Tier\x12\x14\n\x10TIER_UNSPECIFIED\x10\x00\x12\r\n\tTIER_FREE\x10\x01\x12\x0c\n\x08TIER_PRO\x10\x02\x12\x13\n\x0fTIER_ENTERPRISE\x10\x03\x12\x0e\n\nTIER_ADMIN\x10\x04\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n!chatmesh/content/v1/content.proto\x12\x13\x63hatmesh.content.v1\"{\n\x07Message\x12\'\n\x04role\x18\x01 \x01(\x0e\x32\x19.chatmesh.content.v1.Role\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\x12\x0c\n\x04name\x18\x03 \x01(\t\x12(\n\x05parts\x18\x04 \x03(\x0b\x32\x19.chatmesh.content.v1.Part\"\xb7\x01\n\x04Part\x12\x0e\n\x04text\x18\x01 \x01(\tH\x00\x12\x32\n\ttool_call\x18\x02 \x01(\x0b\x32\x1d.chatmesh.content.v1.ToolCallH\x00\x12\x36\n\x0btool_result\x18\x03 \x01(\x0b\x32\x1f.chatmesh.content.v1.ToolResultH\x00\x12+\n\x05media\x18\x04 \x01(\x0b\x32\x1a.chatmesh.content.v1.MediaH\x00\x42\x06\n\x04kind\"<\n\x08ToolCall\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x16\n\x0e\x61rguments_json\x18\x03 \x01(\t\"E\n\nToolResult\x12\x14\n\x0ctool_call_id\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\x12\x10\n\x08is_error\x18\x03 \x01(\x08\"R\n\x04Tool\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x13\n\x0b\x64\x65scription\x18\x02 \x01(\t\x12\x17\n\x0fparameters_json\x18\x03 \x01(\t\x12\x0e\n\x06strict\x18\x04 \x01(\x08\"\x90\x01\n\x07ToolUse\x12(\n\x05tools\x18\x01 \x03(\x0b\x32\x19.chatmesh.content.v1.Tool\x12/\n\x06\x63hoice\x18\x02 \x01(\x0e\x32\x1f.chatmesh.content.v1.ToolChoice\x12\x15\n\rallowed_names\x18\x03 \x03(\t\x12\x13\n\x0bsingle_call\x18\x04 \x01(\x08\"\x96\x01\n\nCallSyntax\x12\x14\n\x0c\x62\x65\x66ore_calls\x18\x01 \x01(\t\x12\x13\n\x0b\x62\x65\x66ore_name\x18\x02 \x01(\t\x12\x18\n\x10\x62\x65\x66ore_arguments\x18\x03 \x01(\t\x12\x17\n\x0f\x61\x66ter_arguments\x18\x04 \x01(\t\x12\x15\n\rbetween_calls\x18\x05 \x01(\t\x12\x13\n\x0b\x61\x66ter_calls\x18\x06 \x01(\t\"C\n\x05Media\x12\x11\n\tmime_type\x18\x01 \x01(\t\x12\x0e\n\x04\x64\x61ta\x18\x02 \x01(\x0cH\x00\x12\r\n\x03uri\x18\x03 \x01(\tH\x00\x42\x08\n\x06source\"\xd1\x02\n\x08Sampling\x12\x18\n\x0btemperature\x18\x01 \x01(\x02H\x00\x88\x01\x01\x12\x12\n\x05top_p\x18\x02 \x01(\x02H\x01\x88\x01\x01\x12\r\n\x05top_k\x18\x03 \x01(\r\x12\x11\n\x04seed\x18\x04 \x01(\x04H\x02\x88\x01\x01\x12\r\n\x05min_p\x18\x05 \x01(\x02\x12\x18\n\x10presence_penalty\x18\x06 \x01(\x02\x12\x19\n\x11\x66requency_penalty\x18\x07 \x01(\x02\x12\x1a\n\x12repetition_penalty\x18\x08 \x01(\x02\x12@\n\nlogit_bias\x18\t \x03(\x0b\x32,.chatmesh.content.v1.Sampling.LogitBiasEntry\x1a\x30\n\x0eLogitBiasEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x02:\x02\x38\x01\x42\x0e\n\x0c_temperatureB\x08\n\x06_top_pB\x07\n\x05_seed\"\x8c\x01\n\x0eResponseFormat\x12\x15\n\x0bjson_object\x18\x01 \x01(\x08H\x00\x12\x15\n\x0bjson_schema\x18\x02 \x01(\tH\x00\x12\x0f\n\x05regex\x18\x03 \x01(\tH\x00\x12\x31\n\x06\x63hoice\x18\x04 \x01(\x0b\x32\x1f.chatmesh.content.v1.ChoiceListH\x00\x42\x08\n\x06\x66ormat\"\x1b\n\nChoiceList\x12\r\n\x05texts\x18\x01 \x03(\t*_\n\x04Role\x12\x14\n\x10ROLE_UNSPECIFIED\x10\x00\x12\x0f\n\x0bROLE_SYSTEM\x10\x01\x12\r\n\tROLE_USER\x10\x02\x12\x12\n\x0eROLE_ASSISTANT\x10\x03\x12\r\n\tROLE_TOOL\x10\x04*\xbc\x01\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x12 \n\x1c\x46INISH_REASON_CONTENT_FILTER\x10\x03\x12\x1b\n\x17\x46INISH_REASON_CANCELLED\x10\x04\x12\x1c\n\x18\x46INISH_REASON_TOOL_CALLS\x10\x05*^\n\x04Tier\x12\x14\n\x10TIER_UNSPECIFIED\x10\x00\x12\r\n\tTIER_FREE\x10\x01\x12\x0c\n\x08TIER_PRO\x10\x02\x12\x13\n\x0fTIER_ENTERPRISE\x10\x03\x12\x0e\n\nTIER_ADMIN\x10\x04*o\n\nToolChoice\x12\x1b\n\x17TOOL_CHOICE_UNSPECIFIED\x10\x00\x12\x14\n\x10TOOL_CHOICE_AUTO\x10\x01\x12\x14\n\x10TOOL_CHOICE_NONE\x10\x02\x12\x18\n\x14TOOL_CHOICE_REQUIRED\x10\x03\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,12 +33,14 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_SAMPLING_LOGITBIASENTRY']._loaded_options = None
   _globals['_SAMPLING_LOGITBIASENTRY']._serialized_options = b'8\001'
-  _globals['_ROLE']._serialized_start=1083
-  _globals['_ROLE']._serialized_end=1178
-  _globals['_FINISHREASON']._serialized_start=1181
-  _globals['_FINISHREASON']._serialized_end=1339
-  _globals['_TIER']._serialized_start=1341
-  _globals['_TIER']._serialized_end=1435
+  _globals['_ROLE']._serialized_start=1467
+  _globals['_ROLE']._serialized_end=1562
+  _globals['_FINISHREASON']._serialized_start=1565
+  _globals['_FINISHREASON']._serialized_end=1753
+  _globals['_TIER']._serialized_start=1755
+  _globals['_TIER']._serialized_end=1849
+  _globals['_TOOLCHOICE']._serialized_start=1851
+  _globals['_TOOLCHOICE']._serialized_end=1962
   _globals['_MESSAGE']._serialized_start=58
   _globals['_MESSAGE']._serialized_end=181
   _globals['_PART']._serialized_start=184
@@ -47,14 +49,20 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_TOOLCALL']._serialized_end=429
   _globals['_TOOLRESULT']._serialized_start=431
   _globals['_TOOLRESULT']._serialized_end=500
-  _globals['_MEDIA']._serialized_start=502
-  _globals['_MEDIA']._serialized_end=569
-  _globals['_SAMPLING']._serialized_start=572
-  _globals['_SAMPLING']._serialized_end=909
-  _globals['_SAMPLING_LOGITBIASENTRY']._serialized_start=826
-  _globals['_SAMPLING_LOGITBIASENTRY']._serialized_end=874
-  _globals['_RESPONSEFORMAT']._serialized_start=912
-  _globals['_RESPONSEFORMAT']._serialized_end=1052
-  _globals['_CHOICELIST']._serialized_start=1054
-  _globals['_CHOICELIST']._serialized_end=1081
+  _globals['_TOOL']._serialized_start=502
+  _globals['_TOOL']._serialized_end=584
+  _globals['_TOOLUSE']._serialized_start=587
+  _globals['_TOOLUSE']._serialized_end=731
+  _globals['_CALLSYNTAX']._serialized_start=734
+  _globals['_CALLSYNTAX']._serialized_end=884
+  _globals['_MEDIA']._serialized_start=886
+  _globals['_MEDIA']._serialized_end=953
+  _globals['_SAMPLING']._serialized_start=956
+  _globals['_SAMPLING']._serialized_end=1293
+  _globals['_SAMPLING_LOGITBIASENTRY']._serialized_start=1210
+  _globals['_SAMPLING_LOGITBIASENTRY']._serialized_end=1258
+  _globals['_RESPONSEFORMAT']._serialized_start=1296
+  _globals['_RESPONSEFORMAT']._serialized_end=1436
+  _globals['_CHOICELIST']._serialized_start=1438
+  _globals['_CHOICELIST']._serialized_end=1465
 # @@protoc_insertion_point(module_scope)

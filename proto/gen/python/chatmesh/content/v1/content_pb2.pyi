@@ -73,6 +73,8 @@ class _FinishReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_FinishRe
     """
     FINISH_REASON_CANCELLED: _FinishReason.ValueType  # 4
     """It was cancelled, or a part of the system failed, before its end."""
+    FINISH_REASON_TOOL_CALLS: _FinishReason.ValueType  # 5
+    """By itself, behind at least one whole tool call. Never of a node, which says STOP."""
 
 class FinishReason(_FinishReason, metaclass=_FinishReasonEnumTypeWrapper):
     """FinishReason says why an answer ended."""
@@ -89,6 +91,8 @@ that a caller of Generate takes all but STOP and LENGTH for an answer that was g
 """
 FINISH_REASON_CANCELLED: FinishReason.ValueType  # 4
 """It was cancelled, or a part of the system failed, before its end."""
+FINISH_REASON_TOOL_CALLS: FinishReason.ValueType  # 5
+"""By itself, behind at least one whole tool call. Never of a node, which says STOP."""
 Global___FinishReason: _TypeAlias = FinishReason  # noqa: Y015
 
 class _Tier:
@@ -123,6 +127,34 @@ TIER_ADMIN: Tier.ValueType  # 4
 """The people who run the system: no request limit."""
 Global___Tier: _TypeAlias = Tier  # noqa: Y015
 
+class _ToolChoice:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _ToolChoiceEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ToolChoice.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    TOOL_CHOICE_UNSPECIFIED: _ToolChoice.ValueType  # 0
+    """As TOOL_CHOICE_AUTO."""
+    TOOL_CHOICE_AUTO: _ToolChoice.ValueType  # 1
+    """The model decides: text, or text and calls behind it."""
+    TOOL_CHOICE_NONE: _ToolChoice.ValueType  # 2
+    """No call can begin."""
+    TOOL_CHOICE_REQUIRED: _ToolChoice.ValueType  # 3
+    """Calls, at least one, and no text."""
+
+class ToolChoice(_ToolChoice, metaclass=_ToolChoiceEnumTypeWrapper):
+    """ToolChoice says whether tools are called."""
+
+TOOL_CHOICE_UNSPECIFIED: ToolChoice.ValueType  # 0
+"""As TOOL_CHOICE_AUTO."""
+TOOL_CHOICE_AUTO: ToolChoice.ValueType  # 1
+"""The model decides: text, or text and calls behind it."""
+TOOL_CHOICE_NONE: ToolChoice.ValueType  # 2
+"""No call can begin."""
+TOOL_CHOICE_REQUIRED: ToolChoice.ValueType  # 3
+"""Calls, at least one, and no text."""
+Global___ToolChoice: _TypeAlias = ToolChoice  # noqa: Y015
+
 @_typing.final
 class Message(_message.Message):
     """Message is one message of a conversation."""
@@ -144,9 +176,9 @@ class Message(_message.Message):
     """Name of the author, when the model's template shows one. At most 64 characters."""
     @_builtins.property
     def parts(self) -> _containers.RepeatedCompositeFieldContainer[Global___Part]:
-        """What the message is made of, when that is more than its text. Not built yet: the public
-        contract takes texts here; behind it messages have text only, and one with parts is refused
-        rather than half read.
+        """What the message is made of, when that is more than its text: behind `content` the tool calls of
+        an assistant, or the one result that a ROLE_TOOL message is, whose text stands in `content`.
+        Texts only in the public contract. Another part is refused rather than half read.
         """
 
     def __init__(
@@ -179,11 +211,11 @@ class Part(_message.Message):
     """Text (UTF-8)."""
     @_builtins.property
     def tool_call(self) -> Global___ToolCall:
-        """What an assistant wants done. Refused: not built yet."""
+        """What an assistant wants done."""
 
     @_builtins.property
     def tool_result(self) -> Global___ToolResult:
-        """What came of it. Refused: not built yet."""
+        """What came of it."""
 
     @_builtins.property
     def media(self) -> Global___Media:
@@ -217,11 +249,11 @@ class ToolCall(_message.Message):
     NAME_FIELD_NUMBER: _builtins.int
     ARGUMENTS_JSON_FIELD_NUMBER: _builtins.int
     id: _builtins.str
-    """Names the call within its turn."""
+    """Names the call among those of its conversation. At most 256 characters."""
     name: _builtins.str
     """The tool."""
     arguments_json: _builtins.str
-    """Its arguments, a JSON object (UTF-8)."""
+    """Its arguments, a JSON object (UTF-8, at most 1 MiB)."""
     def __init__(
         self,
         *,
@@ -266,6 +298,127 @@ class ToolResult(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ToolResult: _TypeAlias = ToolResult  # noqa: Y015
+
+@_typing.final
+class Tool(_message.Message):
+    """Tool is a function that a model may ask to be called."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    DESCRIPTION_FIELD_NUMBER: _builtins.int
+    PARAMETERS_JSON_FIELD_NUMBER: _builtins.int
+    STRICT_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    """1 to 64 characters out of a-z, A-Z, 0-9, "_", "-" and "."."""
+    description: _builtins.str
+    """What it does, for the model to read."""
+    parameters_json: _builtins.str
+    """JSON schema of its arguments, itself a JSON object (UTF-8) of type "object". Empty: it has none."""
+    strict: _builtins.bool
+    """A schema with a feature that cannot be enforced is refused. Absent: what can be is enforced."""
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        description: _builtins.str = ...,
+        parameters_json: _builtins.str = ...,
+        strict: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["description", b"description", "name", b"name", "parameters_json", b"parameters_json", "strict", b"strict"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Tool: _TypeAlias = Tool  # noqa: Y015
+
+@_typing.final
+class ToolUse(_message.Message):
+    """ToolUse is what an answer may call."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOOLS_FIELD_NUMBER: _builtins.int
+    CHOICE_FIELD_NUMBER: _builtins.int
+    ALLOWED_NAMES_FIELD_NUMBER: _builtins.int
+    SINGLE_CALL_FIELD_NUMBER: _builtins.int
+    choice: Global___ToolChoice.ValueType
+    """Whether they are called."""
+    single_call: _builtins.bool
+    """At most one call in an answer."""
+    @_builtins.property
+    def tools(self) -> _containers.RepeatedCompositeFieldContainer[Global___Tool]:
+        """All tools, for the model to read; their names differ. At least 1, at most 128; at most 256 KiB
+        of schemas.
+        """
+
+    @_builtins.property
+    def allowed_names(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Names of those that can be called. Empty: all."""
+
+    def __init__(
+        self,
+        *,
+        tools: _abc.Iterable[Global___Tool] | None = ...,
+        choice: Global___ToolChoice.ValueType = ...,
+        allowed_names: _abc.Iterable[_builtins.str] | None = ...,
+        single_call: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["allowed_names", b"allowed_names", "choice", b"choice", "single_call", b"single_call", "tools", b"tools"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ToolUse: _TypeAlias = ToolUse  # noqa: Y015
+
+@_typing.final
+class CallSyntax(_message.Message):
+    """CallSyntax is how a model writes tool calls: behind its text, before_calls, then the calls with
+    between_calls between them, then after_calls; a call is before_name, the name, before_arguments,
+    the arguments as JSON, after_arguments.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    BEFORE_CALLS_FIELD_NUMBER: _builtins.int
+    BEFORE_NAME_FIELD_NUMBER: _builtins.int
+    BEFORE_ARGUMENTS_FIELD_NUMBER: _builtins.int
+    AFTER_ARGUMENTS_FIELD_NUMBER: _builtins.int
+    BETWEEN_CALLS_FIELD_NUMBER: _builtins.int
+    AFTER_CALLS_FIELD_NUMBER: _builtins.int
+    before_calls: _builtins.str
+    """Not empty, unless before_name is not. The first of the two that is not empty stands in no text
+    before the calls.
+    """
+    before_name: _builtins.str
+    """See above."""
+    before_arguments: _builtins.str
+    """Begins with a character that no name has."""
+    after_arguments: _builtins.str
+    """See above."""
+    between_calls: _builtins.str
+    """See above."""
+    after_calls: _builtins.str
+    """See above."""
+    def __init__(
+        self,
+        *,
+        before_calls: _builtins.str = ...,
+        before_name: _builtins.str = ...,
+        before_arguments: _builtins.str = ...,
+        after_arguments: _builtins.str = ...,
+        between_calls: _builtins.str = ...,
+        after_calls: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["after_arguments", b"after_arguments", "after_calls", b"after_calls", "before_arguments", b"before_arguments", "before_calls", b"before_calls", "before_name", b"before_name", "between_calls", b"between_calls"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CallSyntax: _TypeAlias = CallSyntax  # noqa: Y015
 
 @_typing.final
 class Media(_message.Message):

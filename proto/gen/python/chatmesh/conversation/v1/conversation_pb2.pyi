@@ -132,6 +132,7 @@ class Message(_message.Message):
     FINISH_REASON_FIELD_NUMBER: _builtins.int
     MODEL_FIELD_NUMBER: _builtins.int
     FINISH_FIELD_NUMBER: _builtins.int
+    PARTS_FIELD_NUMBER: _builtins.int
     id: _builtins.str
     """"msg_" and a ULID, made by the store."""
     role: _content_pb2.Role.ValueType
@@ -155,6 +156,10 @@ class Message(_message.Message):
     def create_time(self) -> _timestamp_pb2.Timestamp:
         """When it was added."""
 
+    @_builtins.property
+    def parts(self) -> _containers.RepeatedCompositeFieldContainer[_content_pb2.Part]:
+        """As in NewMessage."""
+
     def __init__(
         self,
         *,
@@ -167,10 +172,11 @@ class Message(_message.Message):
         finish_reason: _builtins.str = ...,
         model: _builtins.str = ...,
         finish: _content_pb2.FinishReason.ValueType = ...,
+        parts: _abc.Iterable[_content_pb2.Part] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["create_time", b"create_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["content", b"content", "create_time", b"create_time", "finish", b"finish", "finish_reason", b"finish_reason", "id", b"id", "model", b"model", "role", b"role", "token_count", b"token_count", "turn_id", b"turn_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["content", b"content", "create_time", b"create_time", "finish", b"finish", "finish_reason", b"finish_reason", "id", b"id", "model", b"model", "parts", b"parts", "role", b"role", "token_count", b"token_count", "turn_id", b"turn_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -206,7 +212,9 @@ class NewMessage(_message.Message):
     """Why an answer ended; unspecified for other roles."""
     @_builtins.property
     def parts(self) -> _containers.RepeatedCompositeFieldContainer[_content_pb2.Part]:
-        """Refused: only text is stored yet."""
+        """The tool calls of an assistant, or the result that a ROLE_TOOL message is. Others are refused. At
+        most 1 MiB, with the text.
+        """
 
     def __init__(
         self,

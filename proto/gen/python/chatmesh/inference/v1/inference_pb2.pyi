@@ -168,6 +168,7 @@ class GenerateRequest(_message.Message):
     LOGPROBS_FIELD_NUMBER: _builtins.int
     STEP_FIELD_NUMBER: _builtins.int
     UNMETERED_FIELD_NUMBER: _builtins.int
+    CALLS_FIELD_NUMBER: _builtins.int
     turn_id: _builtins.str
     """The turn (ULID, 26 characters): idempotency key of everything billable."""
     attempt: _builtins.int
@@ -220,6 +221,14 @@ class GenerateRequest(_message.Message):
         REASON_BAD_REQUEST, field "response_format".
         """
 
+    @_builtins.property
+    def calls(self) -> Global___CallFormat:
+        """Tools that the answer may call. Absent: none. With a response_format of JSON the text before the
+        calls is empty or the whole answer has that format; with another one it is refused
+        (REASON_BAD_REQUEST, field "response_format"). What cannot be enforced is refused with field
+        "calls".
+        """
+
     def __init__(
         self,
         *,
@@ -239,14 +248,47 @@ class GenerateRequest(_message.Message):
         logprobs: _builtins.bool = ...,
         step: _builtins.int = ...,
         unmetered: _builtins.bool = ...,
+        calls: Global___CallFormat | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["response_format", b"response_format", "sampling", b"sampling", "stop", b"stop"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["calls", b"calls", "response_format", b"response_format", "sampling", b"sampling", "stop", b"stop"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "cache_salt", b"cache_salt", "choice_index", b"choice_index", "emitted_token_ids", b"emitted_token_ids", "logprobs", b"logprobs", "max_tokens", b"max_tokens", "model", b"model", "priority", b"priority", "prompt_token_ids", b"prompt_token_ids", "response_format", b"response_format", "sampling", b"sampling", "step", b"step", "stop", b"stop", "top_logprobs", b"top_logprobs", "turn_id", b"turn_id", "unmetered", b"unmetered"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "cache_salt", b"cache_salt", "calls", b"calls", "choice_index", b"choice_index", "emitted_token_ids", b"emitted_token_ids", "logprobs", b"logprobs", "max_tokens", b"max_tokens", "model", b"model", "priority", b"priority", "prompt_token_ids", b"prompt_token_ids", "response_format", b"response_format", "sampling", b"sampling", "step", b"step", "stop", b"stop", "top_logprobs", b"top_logprobs", "turn_id", b"turn_id", "unmetered", b"unmetered"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___GenerateRequest: _TypeAlias = GenerateRequest  # noqa: Y015
+
+@_typing.final
+class CallFormat(_message.Message):
+    """CallFormat holds an answer to text and whole tool calls, whose arguments validate: at every moment
+    what was generated is the beginning of such an answer.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOOL_USE_FIELD_NUMBER: _builtins.int
+    SYNTAX_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def tool_use(self) -> _content_pb2.ToolUse:
+        """What may be called."""
+
+    @_builtins.property
+    def syntax(self) -> _content_pb2.CallSyntax:
+        """How calls are written."""
+
+    def __init__(
+        self,
+        *,
+        tool_use: _content_pb2.ToolUse | None = ...,
+        syntax: _content_pb2.CallSyntax | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["syntax", b"syntax", "tool_use", b"tool_use"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["syntax", b"syntax", "tool_use", b"tool_use"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CallFormat: _TypeAlias = CallFormat  # noqa: Y015
 
 @_typing.final
 class TokenLogprob(_message.Message):
@@ -508,6 +550,7 @@ class Model(_message.Message):
     DRAWS_BY_POSITION_FIELD_NUMBER: _builtins.int
     WEIGHTS_DIGEST_FIELD_NUMBER: _builtins.int
     PRECISION_FIELD_NUMBER: _builtins.int
+    BINDS_CALLS_FIELD_NUMBER: _builtins.int
     id: _builtins.str
     """The id that requests use, such as "chatmesh-tiny"."""
     context_token_count_max: _builtins.int
@@ -534,6 +577,8 @@ class Model(_message.Message):
     what computes, and a digest of the rest, such as "int8/bf16 kernels-avx512 5bfbcb4ffd". At most
     256 bytes; to be compared, not to be taken apart. Empty: the node does not tell.
     """
+    binds_calls: _builtins.bool
+    """It holds answers to GenerateRequest.calls. A node without it would not see them."""
     def __init__(
         self,
         *,
@@ -546,10 +591,11 @@ class Model(_message.Message):
         draws_by_position: _builtins.bool = ...,
         weights_digest: _builtins.str = ...,
         precision: _builtins.str = ...,
+        binds_calls: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["context_token_count_max", b"context_token_count_max", "created_unix_s", b"created_unix_s", "draws_by_position", b"draws_by_position", "engine", b"engine", "id", b"id", "precision", b"precision", "tokenizer_digest", b"tokenizer_digest", "vocabulary_size", b"vocabulary_size", "weights_digest", b"weights_digest"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["binds_calls", b"binds_calls", "context_token_count_max", b"context_token_count_max", "created_unix_s", b"created_unix_s", "draws_by_position", b"draws_by_position", "engine", b"engine", "id", b"id", "precision", b"precision", "tokenizer_digest", b"tokenizer_digest", "vocabulary_size", b"vocabulary_size", "weights_digest", b"weights_digest"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

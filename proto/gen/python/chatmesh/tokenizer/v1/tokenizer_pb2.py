@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from chatmesh.content.v1 import content_pb2 as chatmesh_dot_content_dot_v1_dot_content__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n%chatmesh/tokenizer/v1/tokenizer.proto\x12\x15\x63hatmesh.tokenizer.v1\x1a!chatmesh/content/v1/content.proto\"}\n\rEncodeRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12.\n\x08messages\x18\x02 \x03(\x0b\x32\x1c.chatmesh.content.v1.Message\x12\x12\n\nmax_tokens\x18\x03 \x01(\r\x12\x19\n\x11\x66orbid_truncation\x18\x04 \x01(\x08\"\xc3\x01\n\x0e\x45ncodeResponse\x12\x15\n\ttoken_ids\x18\x01 \x03(\rB\x02\x10\x01\x12\x1d\n\x15\x64ropped_message_count\x18\x02 \x01(\r\x12\x1e\n\x16\x61nswer_token_count_max\x18\x03 \x01(\r\x12\x1f\n\x17\x63ontext_token_count_max\x18\x04 \x01(\r\x12\x18\n\x10tokenizer_digest\x18\x05 \x01(\t\x12 \n\x14message_token_counts\x18\x06 \x03(\rB\x02\x10\x01\"R\n\rDecodeRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x15\n\ttoken_ids\x18\x02 \x03(\rB\x02\x10\x01\x12\x1b\n\x13skip_special_tokens\x18\x03 \x01(\x08\"\x1e\n\x0e\x44\x65\x63odeResponse\x12\x0c\n\x04text\x18\x01 \x01(\t\"b\n\x12\x43ountTokensRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\r\n\x05texts\x18\x02 \x03(\t\x12.\n\x08messages\x18\x03 \x03(\x0b\x32\x1c.chatmesh.content.v1.Message\"R\n\x13\x43ountTokensResponse\x12\x1d\n\x11text_token_counts\x18\x01 \x03(\rB\x02\x10\x01\x12\x1c\n\x14messages_token_count\x18\x02 \x01(\r\"\x17\n\x15ListTokenizersRequest\"n\n\tTokenizer\x12\r\n\x05model\x18\x01 \x01(\t\x12\x18\n\x10tokenizer_digest\x18\x02 \x01(\t\x12\x17\n\x0fvocabulary_size\x18\x03 \x01(\r\x12\x1f\n\x17\x63ontext_token_count_max\x18\x04 \x01(\r\"N\n\x16ListTokenizersResponse\x12\x34\n\ntokenizers\x18\x01 \x03(\x0b\x32 .chatmesh.tokenizer.v1.Tokenizer*\xab\x01\n\x06Reason\x12\x16\n\x12REASON_UNSPECIFIED\x10\x00\x12\x1a\n\x16REASON_MODEL_NOT_FOUND\x10\x01\x12\"\n\x1eREASON_CONTEXT_LENGTH_EXCEEDED\x10\x02\x12\x17\n\x13REASON_BAD_MESSAGES\x10\x03\x12\x1a\n\x16REASON_TEMPLATE_FAILED\x10\x04\x12\x14\n\x10REASON_BAD_TOKEN\x10\x05\x32\x95\x03\n\x10TokenizerService\x12U\n\x06\x45ncode\x12$.chatmesh.tokenizer.v1.EncodeRequest\x1a%.chatmesh.tokenizer.v1.EncodeResponse\x12U\n\x06\x44\x65\x63ode\x12$.chatmesh.tokenizer.v1.DecodeRequest\x1a%.chatmesh.tokenizer.v1.DecodeResponse\x12\x64\n\x0b\x43ountTokens\x12).chatmesh.tokenizer.v1.CountTokensRequest\x1a*.chatmesh.tokenizer.v1.CountTokensResponse\x12m\n\x0eListTokenizers\x12,.chatmesh.tokenizer.v1.ListTokenizersRequest\x1a-.chatmesh.tokenizer.v1.ListTokenizersResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n%chatmesh/tokenizer/v1/tokenizer.proto\x12\x15\x63hatmesh.tokenizer.v1\x1a!chatmesh/content/v1/content.proto\"\xad\x01\n\rEncodeRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12.\n\x08messages\x18\x02 \x03(\x0b\x32\x1c.chatmesh.content.v1.Message\x12\x12\n\nmax_tokens\x18\x03 \x01(\r\x12\x19\n\x11\x66orbid_truncation\x18\x04 \x01(\x08\x12.\n\x08tool_use\x18\x05 \x01(\x0b\x32\x1c.chatmesh.content.v1.ToolUse\"\xf9\x01\n\x0e\x45ncodeResponse\x12\x15\n\ttoken_ids\x18\x01 \x03(\rB\x02\x10\x01\x12\x1d\n\x15\x64ropped_message_count\x18\x02 \x01(\r\x12\x1e\n\x16\x61nswer_token_count_max\x18\x03 \x01(\r\x12\x1f\n\x17\x63ontext_token_count_max\x18\x04 \x01(\r\x12\x18\n\x10tokenizer_digest\x18\x05 \x01(\t\x12 \n\x14message_token_counts\x18\x06 \x03(\rB\x02\x10\x01\x12\x34\n\x0b\x63\x61ll_syntax\x18\x07 \x01(\x0b\x32\x1f.chatmesh.content.v1.CallSyntax\"R\n\rDecodeRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x15\n\ttoken_ids\x18\x02 \x03(\rB\x02\x10\x01\x12\x1b\n\x13skip_special_tokens\x18\x03 \x01(\x08\"\x1e\n\x0e\x44\x65\x63odeResponse\x12\x0c\n\x04text\x18\x01 \x01(\t\"b\n\x12\x43ountTokensRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\r\n\x05texts\x18\x02 \x03(\t\x12.\n\x08messages\x18\x03 \x03(\x0b\x32\x1c.chatmesh.content.v1.Message\"R\n\x13\x43ountTokensResponse\x12\x1d\n\x11text_token_counts\x18\x01 \x03(\rB\x02\x10\x01\x12\x1c\n\x14messages_token_count\x18\x02 \x01(\r\"\x17\n\x15ListTokenizersRequest\"n\n\tTokenizer\x12\r\n\x05model\x18\x01 \x01(\t\x12\x18\n\x10tokenizer_digest\x18\x02 \x01(\t\x12\x17\n\x0fvocabulary_size\x18\x03 \x01(\r\x12\x1f\n\x17\x63ontext_token_count_max\x18\x04 \x01(\r\"N\n\x16ListTokenizersResponse\x12\x34\n\ntokenizers\x18\x01 \x03(\x0b\x32 .chatmesh.tokenizer.v1.Tokenizer*\xab\x01\n\x06Reason\x12\x16\n\x12REASON_UNSPECIFIED\x10\x00\x12\x1a\n\x16REASON_MODEL_NOT_FOUND\x10\x01\x12\"\n\x1eREASON_CONTEXT_LENGTH_EXCEEDED\x10\x02\x12\x17\n\x13REASON_BAD_MESSAGES\x10\x03\x12\x1a\n\x16REASON_TEMPLATE_FAILED\x10\x04\x12\x14\n\x10REASON_BAD_TOKEN\x10\x05\x32\x95\x03\n\x10TokenizerService\x12U\n\x06\x45ncode\x12$.chatmesh.tokenizer.v1.EncodeRequest\x1a%.chatmesh.tokenizer.v1.EncodeResponse\x12U\n\x06\x44\x65\x63ode\x12$.chatmesh.tokenizer.v1.DecodeRequest\x1a%.chatmesh.tokenizer.v1.DecodeResponse\x12\x64\n\x0b\x43ountTokens\x12).chatmesh.tokenizer.v1.CountTokensRequest\x1a*.chatmesh.tokenizer.v1.CountTokensResponse\x12m\n\x0eListTokenizers\x12,.chatmesh.tokenizer.v1.ListTokenizersRequest\x1a-.chatmesh.tokenizer.v1.ListTokenizersResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -40,26 +40,26 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_DECODEREQUEST'].fields_by_name['token_ids']._serialized_options = b'\020\001'
   _globals['_COUNTTOKENSRESPONSE'].fields_by_name['text_token_counts']._loaded_options = None
   _globals['_COUNTTOKENSRESPONSE'].fields_by_name['text_token_counts']._serialized_options = b'\020\001'
-  _globals['_REASON']._serialized_start=942
-  _globals['_REASON']._serialized_end=1113
-  _globals['_ENCODEREQUEST']._serialized_start=99
-  _globals['_ENCODEREQUEST']._serialized_end=224
-  _globals['_ENCODERESPONSE']._serialized_start=227
-  _globals['_ENCODERESPONSE']._serialized_end=422
-  _globals['_DECODEREQUEST']._serialized_start=424
-  _globals['_DECODEREQUEST']._serialized_end=506
-  _globals['_DECODERESPONSE']._serialized_start=508
-  _globals['_DECODERESPONSE']._serialized_end=538
-  _globals['_COUNTTOKENSREQUEST']._serialized_start=540
-  _globals['_COUNTTOKENSREQUEST']._serialized_end=638
-  _globals['_COUNTTOKENSRESPONSE']._serialized_start=640
-  _globals['_COUNTTOKENSRESPONSE']._serialized_end=722
-  _globals['_LISTTOKENIZERSREQUEST']._serialized_start=724
-  _globals['_LISTTOKENIZERSREQUEST']._serialized_end=747
-  _globals['_TOKENIZER']._serialized_start=749
-  _globals['_TOKENIZER']._serialized_end=859
-  _globals['_LISTTOKENIZERSRESPONSE']._serialized_start=861
-  _globals['_LISTTOKENIZERSRESPONSE']._serialized_end=939
-  _globals['_TOKENIZERSERVICE']._serialized_start=1116
-  _globals['_TOKENIZERSERVICE']._serialized_end=1521
+  _globals['_REASON']._serialized_start=1045
+  _globals['_REASON']._serialized_end=1216
+  _globals['_ENCODEREQUEST']._serialized_start=100
+  _globals['_ENCODEREQUEST']._serialized_end=273
+  _globals['_ENCODERESPONSE']._serialized_start=276
+  _globals['_ENCODERESPONSE']._serialized_end=525
+  _globals['_DECODEREQUEST']._serialized_start=527
+  _globals['_DECODEREQUEST']._serialized_end=609
+  _globals['_DECODERESPONSE']._serialized_start=611
+  _globals['_DECODERESPONSE']._serialized_end=641
+  _globals['_COUNTTOKENSREQUEST']._serialized_start=643
+  _globals['_COUNTTOKENSREQUEST']._serialized_end=741
+  _globals['_COUNTTOKENSRESPONSE']._serialized_start=743
+  _globals['_COUNTTOKENSRESPONSE']._serialized_end=825
+  _globals['_LISTTOKENIZERSREQUEST']._serialized_start=827
+  _globals['_LISTTOKENIZERSREQUEST']._serialized_end=850
+  _globals['_TOKENIZER']._serialized_start=852
+  _globals['_TOKENIZER']._serialized_end=962
+  _globals['_LISTTOKENIZERSRESPONSE']._serialized_start=964
+  _globals['_LISTTOKENIZERSRESPONSE']._serialized_end=1042
+  _globals['_TOKENIZERSERVICE']._serialized_start=1219
+  _globals['_TOKENIZERSERVICE']._serialized_end=1624
 # @@protoc_insertion_point(module_scope)

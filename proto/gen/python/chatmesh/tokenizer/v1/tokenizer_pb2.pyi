@@ -66,6 +66,7 @@ class EncodeRequest(_message.Message):
     MESSAGES_FIELD_NUMBER: _builtins.int
     MAX_TOKENS_FIELD_NUMBER: _builtins.int
     FORBID_TRUNCATION_FIELD_NUMBER: _builtins.int
+    TOOL_USE_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """A model id."""
     max_tokens: _builtins.int
@@ -78,6 +79,12 @@ class EncodeRequest(_message.Message):
     def messages(self) -> _containers.RepeatedCompositeFieldContainer[_content_pb2.Message]:
         """Oldest first; at least 1, at most 4,096."""
 
+    @_builtins.property
+    def tool_use(self) -> _content_pb2.ToolUse:
+        """Tools for the model to read; the choice is not looked at. Shown by the model's template, or,
+        where that knows none, in the first system message.
+        """
+
     def __init__(
         self,
         *,
@@ -85,10 +92,11 @@ class EncodeRequest(_message.Message):
         messages: _abc.Iterable[_content_pb2.Message] | None = ...,
         max_tokens: _builtins.int = ...,
         forbid_truncation: _builtins.bool = ...,
+        tool_use: _content_pb2.ToolUse | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["tool_use", b"tool_use"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["forbid_truncation", b"forbid_truncation", "max_tokens", b"max_tokens", "messages", b"messages", "model", b"model"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["forbid_truncation", b"forbid_truncation", "max_tokens", b"max_tokens", "messages", b"messages", "model", b"model", "tool_use", b"tool_use"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -106,6 +114,7 @@ class EncodeResponse(_message.Message):
     CONTEXT_TOKEN_COUNT_MAX_FIELD_NUMBER: _builtins.int
     TOKENIZER_DIGEST_FIELD_NUMBER: _builtins.int
     MESSAGE_TOKEN_COUNTS_FIELD_NUMBER: _builtins.int
+    CALL_SYNTAX_FIELD_NUMBER: _builtins.int
     dropped_message_count: _builtins.int
     """How many messages were left out, counted from the oldest that is not a system message."""
     answer_token_count_max: _builtins.int
@@ -122,6 +131,10 @@ class EncodeResponse(_message.Message):
     def message_token_counts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Tokens of each message that was kept, in order, as the template renders it."""
 
+    @_builtins.property
+    def call_syntax(self) -> _content_pb2.CallSyntax:
+        """How the model was told, or has learned, to write tool calls; absent without tool_use."""
+
     def __init__(
         self,
         *,
@@ -131,10 +144,11 @@ class EncodeResponse(_message.Message):
         context_token_count_max: _builtins.int = ...,
         tokenizer_digest: _builtins.str = ...,
         message_token_counts: _abc.Iterable[_builtins.int] | None = ...,
+        call_syntax: _content_pb2.CallSyntax | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["call_syntax", b"call_syntax"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["answer_token_count_max", b"answer_token_count_max", "context_token_count_max", b"context_token_count_max", "dropped_message_count", b"dropped_message_count", "message_token_counts", b"message_token_counts", "token_ids", b"token_ids", "tokenizer_digest", b"tokenizer_digest"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["answer_token_count_max", b"answer_token_count_max", "call_syntax", b"call_syntax", "context_token_count_max", b"context_token_count_max", "dropped_message_count", b"dropped_message_count", "message_token_counts", b"message_token_counts", "token_ids", b"token_ids", "tokenizer_digest", b"tokenizer_digest"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
