@@ -211,7 +211,7 @@ def message(**fields):
         ({"min_p": 1.5}, "min_p"),
         ({"repetition_penalty": 0}, "repetition_penalty"),
         ({"repetition_penalty": 2.5}, "repetition_penalty"),
-        ({"tools": [{"type": "function"}]}, "tools"),
+        ({"tools": [{"type": "function"}]}, "tools[0].function"),
         ({"functions": [{}]}, "functions"),
         ({"user": 5}, "user"),
         ({"conversation_id": 5}, "conversation_id"),

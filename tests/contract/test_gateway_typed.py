@@ -102,7 +102,7 @@ async def test_parts_that_are_texts_are_joined(content):
     [
         ({"messages": []}, "messages"),
         ({"messages": [pb.Message(content="x")]}, "messages[0].role"),
-        ({"messages": [made_of(CALL)]}, "messages[0].parts[0]"),
+        ({"messages": [made_of(CALL)]}, "messages[0].tool_calls"),
         ({"messages": [made_of(TEXT, content_pb2.Part())]}, "messages[0].parts[1]"),
         ({"messages": [made_of(TEXT, content="another")]}, "messages[0].content"),
         ({"n": 5}, "n"),
