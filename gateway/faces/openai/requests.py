@@ -15,13 +15,18 @@ from gateway.errors import bad_parameter, public
 from gateway.faces.changes import checked_changes
 from gateway.faces.openai.fields import NotSupported, Strict, fault
 from gateway.faces.openai.formats import FormatFields, wanted_format
-from gateway.faces.openai.tools import CalledTool, ToolFields, called, wanted_tools
+from gateway.faces.openai.tools import (
+    SHORT_LIST,
+    CalledTool,
+    ToolFields,
+    called,
+    wanted_tools,
+)
 from gateway.turn.checks import (
     LOGIT_BIAS_COUNT_MAX,
     LOGIT_BIAS_MAX,
     MESSAGE_COUNT_MAX,
     STOP_COUNT_MAX,
-    TOOL_COUNT_MAX,
 )
 from gateway.turn.domain import CHOICE_COUNT_MAX, Ask, Message, Sampling
 from gateway.upstreams.conversation import Changes
@@ -89,9 +94,7 @@ class ChatMessage(Strict):
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: Annotated[str, BeforeValidator(_text)] = ""
     name: str | None = None
-    tool_calls: Annotated[list[CalledTool], FailFast()] | None = Field(
-        default=None, max_length=TOOL_COUNT_MAX
-    )
+    tool_calls: Annotated[list[CalledTool], *SHORT_LIST] = Field(default_factory=list)
     tool_call_id: str | None = None
     function_call: NotSupported = None
 

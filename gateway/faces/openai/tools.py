@@ -19,6 +19,14 @@ def _schema_text(schema: Any) -> str:
     return json.dumps(schema, ensure_ascii=False)
 
 
+def _given(found: Any) -> Any:
+    return [] if found is None else found
+
+
+# Read to the first fault: a body can hold a million, and each would be one.
+SHORT_LIST = (FailFast(), Field(max_length=TOOL_COUNT_MAX), BeforeValidator(_given))
+
+
 class Function(Strict):
     """`tools[].function`."""
 
@@ -52,7 +60,7 @@ class AllowedTools(Strict):
     """`tool_choice.allowed_tools`."""
 
     mode: Literal["auto", "required"]
-    tools: Annotated[list[NamedTool], FailFast()] = Field(min_length=1, max_length=TOOL_COUNT_MAX)
+    tools: Annotated[list[NamedTool], *SHORT_LIST] = Field(min_length=1)
 
 
 class AllowedChoice(Strict):
@@ -80,9 +88,7 @@ class CalledTool(Strict):
 class ToolFields(Strict):
     """The fields of a body that say what may be called."""
 
-    tools: Annotated[list[FunctionTool], FailFast()] | None = Field(
-        default=None, max_length=TOOL_COUNT_MAX
-    )
+    tools: Annotated[list[FunctionTool], *SHORT_LIST] = Field(default_factory=list)
     tool_choice: Literal["none", "auto", "required"] | NamedTool | AllowedChoice | None = None
     parallel_tool_calls: bool | None = None
 
@@ -115,11 +121,10 @@ def wanted_tools(fields: ToolFields) -> ToolUse | None:
     )
 
 
-def called(calls: list[CalledTool] | None) -> list[ToolCall]:
+def called(calls: list[CalledTool]) -> list[ToolCall]:
     """What an assistant has called before."""
     return [
-        ToolCall(each.id, each.function.name, each.function.arguments or "{}")
-        for each in calls or ()
+        ToolCall(each.id, each.function.name, each.function.arguments or "{}") for each in calls
     ]
 
 
