@@ -1,7 +1,8 @@
 """An HTTP body to an Ask: types as OpenAI documents them, each fault with the parameter's name.
 
 Unknown fields are ignored, as OpenAI's own services do with newer clients. Fields that would
-change the answer and are not built (functions, audio) are refused instead. Sampling parameters and
+change the answer and are not built (audio, reasoning effort) are refused instead; `table.py` lists
+what is done about each. Sampling parameters and
 formats that OpenAI does not have are named as vLLM names them.
 """
 
@@ -13,7 +14,7 @@ from pydantic import BeforeValidator, FailFast, Field, ValidationError
 from gateway import errors
 from gateway.errors import bad_parameter, public
 from gateway.faces.changes import checked_changes
-from gateway.faces.openai.fields import NotSupported, Strict, fault
+from gateway.faces.openai.fields import NotSupported, Only, Strict, fault
 from gateway.faces.openai.formats import FormatFields, wanted_format
 from gateway.faces.openai.tools import (
     SHORT_LIST,
@@ -96,6 +97,8 @@ class ChatMessage(Strict):
     name: str | None = None
     tool_calls: Annotated[list[CalledTool], *SHORT_LIST] = Field(default_factory=list)
     tool_call_id: str | None = None
+    refusal: str | None = None
+    audio: NotSupported = None
     function_call: NotSupported = None
 
 
@@ -105,7 +108,39 @@ class StreamOptions(Strict):
     include_usage: bool | None = None
 
 
-class Body(FormatFields, ToolFields):
+class RefusedFields(Strict):
+    """Fields of OpenAI and vLLM that would change the answer, and are not built."""
+
+    audio: NotSupported = None
+    function_call: NotSupported = None
+    functions: NotSupported = None
+    modalities: Annotated[None, Only(["text"])] = None
+    moderation: NotSupported = None
+    reasoning_effort: Annotated[None, Only("none")] = None
+    verbosity: Annotated[None, Only("medium")] = None
+    web_search_options: NotSupported = None
+    # vLLM's.
+    add_generation_prompt: Annotated[None, Only(True)] = None  # the value itself
+    allowed_token_ids: NotSupported = None
+    bad_words: NotSupported = None
+    best_of: NotSupported = None
+    chat_template: NotSupported = None
+    chat_template_kwargs: NotSupported = None
+    continue_final_message: NotSupported = None
+    documents: NotSupported = None
+    echo: NotSupported = None
+    ignore_eos: NotSupported = None
+    include_stop_str_in_output: NotSupported = None
+    length_penalty: Annotated[None, Only(1)] = None
+    logits_processors: NotSupported = None
+    min_tokens: NotSupported = None
+    prompt_logprobs: NotSupported = None
+    stop_token_ids: NotSupported = None
+    truncate_prompt_tokens: NotSupported = None
+    use_beam_search: NotSupported = None
+
+
+class Body(FormatFields, ToolFields, RefusedFields):
     """The body of a chat completion."""
 
     model: str = Field(min_length=1, max_length=200)
@@ -130,9 +165,6 @@ class Body(FormatFields, ToolFields):
     top_k: int | None = Field(default=None, ge=-1)
     min_p: float | None = None
     repetition_penalty: float | None = Field(default=None, gt=0)
-    functions: NotSupported = None
-    function_call: NotSupported = None
-    audio: NotSupported = None
     user: str | None = Field(default=None, max_length=256)
     conversation_id: str | None = Field(default=None, max_length=64)
     store: bool | None = None
@@ -191,7 +223,7 @@ def _ask(body: Body) -> Ask:
         messages=[
             Message(
                 "system" if each.role == "developer" else each.role,
-                each.content,
+                each.content + (each.refusal or ""),
                 each.name or "",
                 called(each.tool_calls),
                 each.tool_call_id or "",
