@@ -16,16 +16,19 @@ import resource
 import sys
 import time
 from collections import OrderedDict
-from dataclasses import dataclass
-from typing import BinaryIO, TextIO
+from dataclasses import asdict, dataclass
+from typing import Any, BinaryIO, TextIO
 
 import structlog
 
 from inference_svc.engine.protocol import (
     BadFormatError,
+    Calls,
+    CallSyntax,
     FormatKind,
     QueueFullError,
     ResponseFormat,
+    Tool,
 )
 from inference_svc.engine.torch.constrained import GrammarCompiler
 from inference_svc.model_folder import ModelFolder, open_model
@@ -114,7 +117,7 @@ class FormatTrials:
         return verdict
 
     async def _asked(self, wanted: ResponseFormat) -> Verdict:
-        question = {"kind": wanted.kind.value, "text": wanted.text, "choices": wanted.choices}
+        question = asdict(wanted) | {"kind": wanted.kind.value}
         try:
             async with asyncio.timeout(WAIT_S_MAX):
                 process = self._process = self._process or await self._started()
@@ -154,7 +157,7 @@ def serve(questions: BinaryIO, answers: TextIO, compiler: GrammarCompiler) -> No
     """The process: a question a line, until there is none; each under its budget."""
     while line := questions.readline():
         asked = json.loads(line)
-        wanted = ResponseFormat(FormatKind(asked["kind"]), asked["text"], tuple(asked["choices"]))
+        wanted = _format_of(asked)
         used_s = time.process_time()
         # The kernel ends what passes it: no code of ours runs while the library compiles.
         resource.setrlimit(resource.RLIMIT_CPU, (math.ceil(used_s) + CPU_S_MAX, -1))
@@ -168,6 +171,15 @@ def serve(questions: BinaryIO, answers: TextIO, compiler: GrammarCompiler) -> No
         resource.setrlimit(resource.RLIMIT_CPU, (-1, -1))
         answers.write(json.dumps({"fault": fault}) + "\n")
         answers.flush()
+
+
+def _format_of(asked: dict[str, Any]) -> ResponseFormat:
+    calls = asked["calls"]
+    if calls is not None:
+        syntax, tools = CallSyntax(**calls["syntax"]), (Tool(**tool) for tool in calls["tools"])
+        calls = Calls(**(calls | {"syntax": syntax, "tools": tuple(tools)}))
+    kind, choices = FormatKind(asked["kind"]), tuple(asked["choices"])
+    return ResponseFormat(kind, asked["text"], choices, calls)
 
 
 def main() -> None:

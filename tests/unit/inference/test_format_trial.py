@@ -7,9 +7,12 @@ import pytest
 
 from inference_svc.engine.protocol import (
     BadFormatError,
+    Calls,
+    CallSyntax,
     FormatKind,
     QueueFullError,
     ResponseFormat,
+    Tool,
 )
 from inference_svc.engine.torch.format_trial import TENANT_WAITING_COUNT_MAX, FormatTrials, Verdict
 
@@ -55,6 +58,19 @@ async def test_what_the_library_refuses_says_why(trials) -> None:
     process = trials._process
     assert "JSON" in await refusal(trials, ResponseFormat(FormatKind.JSON_SCHEMA, "[" * 5000))
     assert trials._process is process
+
+
+@pytest.mark.timeout(DEADLINE_S)
+async def test_the_schemas_of_tools_are_tried_too(trials) -> None:
+    syntax = CallSyntax("<call>", "", "(", ")", ",", "")
+
+    def calling(**argument: object) -> ResponseFormat:
+        parameters = {"type": "object", "properties": {"a": {"type": "integer", **argument}}}
+        tool = Tool("f", json.dumps(parameters), strict=True)
+        return ResponseFormat(FormatKind.CALLS, calls=Calls(syntax, (tool,)))
+
+    await trials.passed(calling(), "a")
+    assert "too much time or memory" in await refusal(trials, calling(multipleOf=9999991))
 
 
 class Slow(FormatTrials):
