@@ -1,5 +1,6 @@
 """The operator's prompts: which text speaks, what a document may hold, how a change is taken."""
 
+import asyncio
 from datetime import date
 from pathlib import Path
 
@@ -154,6 +155,9 @@ def test_a_bad_file_is_refused_at_start(tmp_path: Path, data, problem):
 
 async def test_without_a_file_there_is_nothing_to_follow():
     source = OperatorPromptsFile(None)
-    await source.follow(interval_s=3600)
+    following = asyncio.ensure_future(source.follow(interval_s=3600))
+    await asyncio.sleep(0)
+    assert not following.done()  # it is kept as all work of a process: one that ends is begun again
+    following.cancel()
     assert source.refresh() is False
     assert source.current.count == 0
