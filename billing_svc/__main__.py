@@ -10,6 +10,7 @@ from billing_svc.audit_store import AuditStore
 from billing_svc.consumer import UsageConsumer
 from billing_svc.jobs import Jobs
 from billing_svc.ledger_store import LedgerStore
+from billing_svc.limit_store import LimitStore
 from billing_svc.price_file import PriceFile
 from billing_svc.prices import PriceListError
 from billing_svc.quota_store import QuotaStore
@@ -28,7 +29,7 @@ async def start(node: Node) -> None:
     prices = PriceFile(settings.prices)
     store = await Store.open(settings.database_url, settings.connection_count_max)
     redis = connect(settings.redis_url, name=node.instance)
-    accounts = AccountStore(store, settings.budgets)
+    accounts, limits = AccountStore(store, settings.tiers), LimitStore(store)
     quota, ledger = QuotaStore(store), LedgerStore(store)
     consumer = UsageConsumer(redis, ledger, node.instance)
     jobs = Jobs(quota, ledger, consumer, settings)
@@ -41,9 +42,12 @@ async def start(node: Node) -> None:
             await node.serve(
                 [
                     (rpc.add_KeyServiceServicer_to_server, KeyService(accounts)),
-                    (rpc.add_AccountAdminServiceServicer_to_server, AccountAdminService(accounts)),
+                    (
+                        rpc.add_AccountAdminServiceServicer_to_server,
+                        AccountAdminService(accounts, limits),
+                    ),
                     (rpc.add_QuotaServiceServicer_to_server, QuotaService(quota, prices)),
-                    (rpc.add_UsageServiceServicer_to_server, UsageService(ledger, prices)),
+                    (rpc.add_UsageServiceServicer_to_server, UsageService(ledger, limits, prices)),
                     (rpc.add_AuditServiceServicer_to_server, AuditService(audits, repairs)),
                 ]
             )

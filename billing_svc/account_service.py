@@ -6,8 +6,10 @@ from typing import Any, TypeAlias
 import grpc
 
 from billing_svc import accounts, checks
+from billing_svc.account_messages import account_message, key_message
 from billing_svc.account_store import AccountStore, NewKey
-from billing_svc.accounts import Account, Key
+from billing_svc.limit_store import LimitStore
+from billing_svc.organisation_service import OrganisationAdmin
 from billing_svc.service import Clock, utc_now
 from chatmesh.billing.v1 import billing_pb2 as pb
 from chatmesh.billing.v1 import billing_pb2_grpc
@@ -50,7 +52,7 @@ class KeyService(billing_pb2_grpc.KeyServiceServicer):
         reason = accounts.refusal(key, account, self._clock())
         if reason is not None:
             raise _refused(reason)
-        return pb.ResolveKeyResponse(account=_account(account), key=_key(key))
+        return pb.ResolveKeyResponse(account=account_message(account), key=key_message(key))
 
     async def ResolveSubject(  # noqa: N802
         self, request: pb.ResolveSubjectRequest, context: Context
@@ -64,14 +66,14 @@ class KeyService(billing_pb2_grpc.KeyServiceServicer):
         )
         if account.close_time is not None:
             raise _refused("ACCOUNT_CLOSED")
-        return pb.ResolveSubjectResponse(account=_account(account))
+        return pb.ResolveSubjectResponse(account=account_message(account))
 
 
-class AccountAdminService(billing_pb2_grpc.AccountAdminServiceServicer):
-    """The operator's: accounts, keys, budgets."""
+class AccountAdminService(OrganisationAdmin, billing_pb2_grpc.AccountAdminServiceServicer):
+    """The operator's: accounts, keys, organisations, limits."""
 
-    def __init__(self, store: AccountStore, clock: Clock = utc_now) -> None:
-        self._store, self._clock = store, clock
+    def __init__(self, store: AccountStore, limits: LimitStore, clock: Clock = utc_now) -> None:
+        super().__init__(store, limits, clock)
 
     async def CreateAccount(  # noqa: N802
         self, request: pb.CreateAccountRequest, context: Context
@@ -79,7 +81,7 @@ class AccountAdminService(billing_pb2_grpc.AccountAdminServiceServicer):
         """See the contract."""
         budget = None
         if request.HasField("monthly_budget_nanousd"):
-            budget = _checked_budget(request.monthly_budget_nanousd)
+            budget = checks.limit("monthly_budget_nanousd", request.monthly_budget_nanousd)
         account = await self._store.create_account(
             checks.text("request_id", request.request_id, checks.ID_LENGTH_MAX),
             checks.text("name", request.name, checks.NAME_LENGTH_MAX),
@@ -88,7 +90,7 @@ class AccountAdminService(billing_pb2_grpc.AccountAdminServiceServicer):
             self._clock(),
             jurisdiction=_checked_jurisdiction(request.jurisdiction),
         )
-        return pb.CreateAccountResponse(account=_account(account))
+        return pb.CreateAccountResponse(account=account_message(account))
 
     async def ListAccounts(  # noqa: N802
         self, request: pb.ListAccountsRequest, context: Context
@@ -98,18 +100,18 @@ class AccountAdminService(billing_pb2_grpc.AccountAdminServiceServicer):
         (last,) = pages.place_of(("accounts",), request.page_token, (str,)) or ("",)
         page, more = pages.cut(await self._store.list_accounts(last, size + 1), size)
         token = pages.page_token(("accounts",), (page[-1].account_id,)) if more else ""
-        return pb.ListAccountsResponse(accounts=map(_account, page), next_page_token=token)
+        return pb.ListAccountsResponse(accounts=map(account_message, page), next_page_token=token)
 
     async def SetBudget(  # noqa: N802
         self, request: pb.SetBudgetRequest, context: Context
     ) -> pb.SetBudgetResponse:
         """See the contract."""
-        budget = _checked_budget(request.monthly_budget_nanousd)
+        budget = checks.limit("monthly_budget_nanousd", request.monthly_budget_nanousd)
         account_id = checks.text("account_id", request.account_id, checks.ID_LENGTH_MAX)
         account = await self._store.set_budget(account_id, budget)
         if account is None:
             raise checks.account_not_found(account_id)
-        return pb.SetBudgetResponse(account=_account(account))
+        return pb.SetBudgetResponse(account=account_message(account))
 
     async def CreateKey(  # noqa: N802
         self, request: pb.CreateKeyRequest, context: Context
@@ -132,7 +134,7 @@ class AccountAdminService(billing_pb2_grpc.AccountAdminServiceServicer):
         if made is None:
             raise checks.account_not_found(new.account_id)
         key, is_new = made
-        return pb.CreateKeyResponse(key=_key(key), secret=secret if is_new else "")
+        return pb.CreateKeyResponse(key=key_message(key), secret=secret if is_new else "")
 
     async def ListKeys(  # noqa: N802
         self, request: pb.ListKeysRequest, context: Context
@@ -144,7 +146,7 @@ class AccountAdminService(billing_pb2_grpc.AccountAdminServiceServicer):
         (last,) = pages.place_of(name, request.page_token, (str,)) or ("",)
         page, more = pages.cut(await self._store.list_keys(account_id, last, size + 1), size)
         token = pages.page_token(name, (page[-1].key_id,)) if more else ""
-        return pb.ListKeysResponse(keys=map(_key, page), next_page_token=token)
+        return pb.ListKeysResponse(keys=map(key_message, page), next_page_token=token)
 
     async def RevokeKey(  # noqa: N802
         self, request: pb.RevokeKeyRequest, context: Context
@@ -156,7 +158,7 @@ class AccountAdminService(billing_pb2_grpc.AccountAdminServiceServicer):
             raise checks.not_found(
                 "KEY_NOT_FOUND", f"No key has the id {key_id!r}; ListKeys lists an account's."
             )
-        return pb.RevokeKeyResponse(key=_key(key))
+        return pb.RevokeKeyResponse(key=key_message(key))
 
 
 def _refused(reason: str) -> MeshError:
@@ -175,12 +177,6 @@ def _checked_jurisdiction(country: str) -> str:
     return country
 
 
-def _checked_budget(budget: int) -> int:
-    if budget < -1:
-        raise checks.bad_request("monthly_budget_nanousd", "must be -1 (no limit), 0 or above.")
-    return budget
-
-
 def _checked_scopes(scopes: "list[str] | Any") -> tuple[str, ...]:
     wanted = set(scopes) or set(accounts.SCOPES)
     unknown = sorted(wanted - set(accounts.SCOPES))
@@ -188,27 +184,3 @@ def _checked_scopes(scopes: "list[str] | Any") -> tuple[str, ...]:
         known = ", ".join(accounts.SCOPES)
         raise checks.bad_request("scopes", f"must be of {known}; {unknown[0][:50]!r} is not.")
     return tuple(scope for scope in accounts.SCOPES if scope in wanted)
-
-
-def _account(account: Account) -> pb.Account:
-    return pb.Account(
-        id=account.account_id,
-        name=account.name,
-        tier=Tier.ValueType(account.tier),
-        monthly_budget_nanousd=account.monthly_budget_nanousd,
-        create_time=checks.stamp(account.create_time),
-        jurisdiction=account.jurisdiction,
-    )
-
-
-def _key(key: Key) -> pb.Key:
-    return pb.Key(
-        id=key.key_id,
-        account_id=key.account_id,
-        prefix=key.prefix,
-        scopes=key.scopes,
-        create_time=checks.stamp(key.create_time),
-        expire_time=checks.stamp(key.expire_time),
-        revoke_time=checks.stamp(key.revoke_time),
-        name=key.name,
-    )

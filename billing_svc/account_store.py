@@ -8,14 +8,15 @@ import asyncpg
 from ulid import ULID
 
 from billing_svc.accounts import Account, Key
+from billing_svc.limits import TierLimits
 from billing_svc.quota_store import month_of
 from billing_svc.store import Connection, Store
 
 _ACCOUNT = """
     a.account_id, a.name, a.tier, b.monthly_budget_nanousd, a.create_time, a.close_time,
-    a.jurisdiction
+    a.jurisdiction, coalesce(b.organisation_id, ''), a.role
 """
-ACCOUNT_COLUMN_COUNT = 7
+ACCOUNT_COLUMN_COUNT = 9
 _KEY = "key_id, account_id, prefix, scopes, name, create_time, expire_time, revoke_time"
 _INSERT_KEY = f"""
 INSERT INTO billing.keys (key_id, account_id, digest, prefix, scopes, name, request_id, create_time,
@@ -23,7 +24,7 @@ INSERT INTO billing.keys (key_id, account_id, digest, prefix, scopes, name, requ
 VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9)
 ON CONFLICT (request_id) DO NOTHING RETURNING {_KEY}
 """  # noqa: S608 - a constant
-_ACCOUNTS = "billing.accounts a JOIN billing.balances b USING (account_id)"
+_ACCOUNTS = "billing.accounts a JOIN billing.balances b ON b.payer_id = a.account_id"
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,11 +45,11 @@ class AccountStore:
 
     Args:
         store: the pool.
-        budgets: tier -> default monthly budget in nano-USD, -1: no limit.
+        tiers: tier -> what a new account of it may use.
     """
 
-    def __init__(self, store: Store, budgets: Mapping[int, int]) -> None:
-        self._store, self._budgets = store, budgets
+    def __init__(self, store: Store, tiers: Mapping[int, TierLimits]) -> None:
+        self._store, self._tiers = store, tiers
 
     async def resolve_key(self, digest: bytes) -> tuple[Account, Key] | None:
         """The key with this digest and its account, in one round trip; None: no such key."""
@@ -114,12 +115,21 @@ class AccountStore:
             )
         return [Account(*row) for row in rows]
 
+    async def account(self, account_id: str) -> Account | None:
+        """The account; None: no such one."""
+        async with self._store.connection() as connection:
+            row = await connection.fetchrow(
+                f"SELECT {_ACCOUNT} FROM {_ACCOUNTS} WHERE a.account_id = $1",  # noqa: S608
+                account_id,
+            )
+        return Account(*row) if row else None
+
     async def set_budget(self, account_id: str, budget: int) -> Account | None:
         """The account with its new budget; None: no such account."""
         async with self._store.transaction() as connection:
             await connection.execute(
                 "UPDATE billing.balances SET monthly_budget_nanousd = $2,"
-                " budget_is_default = false WHERE account_id = $1",
+                " budget_is_default = false WHERE payer_id = $1",
                 *(account_id, budget),
             )
             row = await connection.fetchrow(
@@ -183,7 +193,8 @@ class AccountStore:
     ) -> str:
         """Makes account and balance, unless request_id or subject has one; gives the new id."""
         account_id = f"acc_{ULID()}"
-        amount = self._budgets[tier] if budget is None else budget
+        defaults = self._tiers[tier]
+        amount = defaults.monthly_budget_nanousd if budget is None else budget
         async with self._store.connection() as connection:
             await connection.execute(
                 """
@@ -195,21 +206,29 @@ class AccountStore:
                     ON CONFLICT DO NOTHING RETURNING account_id
                 )
                 INSERT INTO billing.balances
-                    (account_id, monthly_budget_nanousd, budget_is_default, period)
-                SELECT account_id, $9, $10, $11 FROM made
+                    (payer_id, monthly_budget_nanousd, budget_is_default, period,
+                     tokens_per_minute, parallel_max)
+                SELECT account_id, $9, $10, $11, $12, $13 FROM made
                 """,
                 *(account_id, name, tier, issuer, subject, request_id or None, now),
                 *(jurisdiction, amount, budget is None, month_of(now)),
+                *(defaults.tokens_per_minute, defaults.parallel_max),
             )
         return account_id
 
     async def _change_tier(self, account_id: str, tier: int) -> None:
-        # A default budget follows the tier; one that the operator set stays.
+        # Defaults follow the tier; what the operator set stays.
+        limits = self._tiers[tier]
         async with self._store.transaction() as connection:
             await connection.execute(
                 "UPDATE billing.balances SET monthly_budget_nanousd = $2"
-                " WHERE account_id = $1 AND budget_is_default",
-                *(account_id, self._budgets[tier]),
+                " WHERE payer_id = $1 AND budget_is_default",
+                *(account_id, limits.monthly_budget_nanousd),
+            )
+            await connection.execute(
+                "UPDATE billing.balances SET tokens_per_minute = $2, parallel_max = $3"
+                " WHERE payer_id = $1 AND limits_are_default",
+                *(account_id, limits.tokens_per_minute, limits.parallel_max),
             )
             await connection.execute(
                 "UPDATE billing.accounts SET tier = $2 WHERE account_id = $1", account_id, tier

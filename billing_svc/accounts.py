@@ -17,6 +17,7 @@ class Account:
     """Who pays. `tier` is a number of content.v1.Tier; a budget of -1 has no limit.
 
     `jurisdiction` is the country (ISO 3166-1 alpha-2) whose rules hold for it; empty: the default.
+    `organisation_id` is the organisation that pays with it, `role` its number of billing.v1.Role.
     """
 
     account_id: str
@@ -26,6 +27,8 @@ class Account:
     create_time: dt.datetime
     close_time: dt.datetime | None = None
     jurisdiction: str = ""
+    organisation_id: str = ""
+    role: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ LIFETIME_MIN = dt.timedelta(seconds=1)
 LIFETIME_MAX = dt.timedelta(hours=1)
 LIFETIME_DEFAULT = dt.timedelta(seconds=120)
 NAME_LENGTH_MAX = 200
+INT32_MAX, INT64_MAX = 2**31 - 1, 2**63 - 1
 ID_LENGTH_MAX = 200
 # The longest span that every stamp of now + lifetime can hold.
 KEY_LIFETIME_MAX = dt.timedelta(days=100 * 365)
@@ -77,6 +78,13 @@ def key_lifetime(message: duration_pb2.Duration) -> dt.timedelta:
         value = dt.timedelta.max
     if not dt.timedelta(0) < value <= KEY_LIFETIME_MAX:
         raise bad_request("lifetime", "must be above 0 and at most 100 years.")
+    return value
+
+
+def limit(field: str, value: int, maximum: int = INT64_MAX) -> int:
+    """A limit; -1: none. Raises BAD_REQUEST."""
+    if not -1 <= value <= maximum:
+        raise bad_request(field, "must be -1 (no limit), 0 or above.")
     return value
 
 

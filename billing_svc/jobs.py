@@ -73,7 +73,8 @@ class Jobs:
         for result in results:
             _reconciled.inc()
             drift = ledger.drift_token_count(result.before)
-            if drift:
+            # Of an answer that was given up nodes may know more: that is no disagreement.
+            if drift < 0 or (drift and not result.before.is_cut_short):
                 _drift.labels("node" if drift > 0 else "gateway").inc(abs(drift))
                 log.warning("usage_drift", turn_id=result.turn.turn_id, token_count=drift)
         return len(results)

@@ -59,6 +59,7 @@ class Entry:
     source: str
     step: int = 0
     is_credit: bool = False
+    key_id: str = ""
 
     @property
     def token_count(self) -> int:
@@ -110,7 +111,7 @@ def reconciled(turn: Turn, month: dt.date) -> Billed:
     """Charges what the gateway settled and no node reported; the turn is closed then."""
     if turn.state is not State.SETTLED:
         return Billed(turn, turn, (), starts_period=False)
-    after, parts = replace(turn, state=State.CLOSED), []
+    after, parts = replace(turn, state=State.CLOSED, is_cut_short=False), []
     for number, step in enumerate(turn.steps):
         whole, owed = _completed(number, step)
         after = after.with_step(number, whole)
@@ -199,6 +200,7 @@ def entry(turn: Turn, part: Part, *, source: str) -> Entry:
         price_version=turn.price.version,
         source=source,
         step=part.step,
+        key_id=turn.key_id,
     )
 
 

@@ -8,9 +8,10 @@ from dataclasses import dataclass
 import asyncpg
 
 from billing_svc import ledger
+from billing_svc.balances import Change, change_balances, deltas_of
 from billing_svc.ledger import Billed, Entry, Kind, Usage
 from billing_svc.quota_store import month_of
-from billing_svc.store import Connection, Store, change_balances
+from billing_svc.store import Connection, Store
 from billing_svc.turn import Turn
 from billing_svc.turn_rows import TURN_COLUMNS, lock_turns, turn_of, update_turns
 
@@ -44,23 +45,16 @@ class LedgerRow:
 
 
 @dataclass(frozen=True, slots=True)
-class ModelTotal:
-    """Sums of one model in one month; input includes cached input."""
+class Total:
+    """Sums of one model and key in one month; input includes cached input."""
 
     model: str
+    key_id: str
     input_token_count: int
     cached_input_token_count: int
     output_token_count: int
     cost_nanousd: int
     turn_count: int
-
-
-@dataclass(frozen=True, slots=True)
-class Balance:
-    """What an account may spend in a month (-1: no limit) and what is reserved of it now."""
-
-    monthly_budget_nanousd: int
-    reserved_nanousd: int
 
 
 class LedgerStore:
@@ -138,26 +132,16 @@ class LedgerStore:
             await _write(connection, results, now)
         return results
 
-    async def totals(self, account_id: str, period: dt.date) -> list[ModelTotal]:
-        """Sums of an account's month by model, sorted by model."""
+    async def totals(self, account_id: str, period: dt.date) -> list[Total]:
+        """Sums of an account's month, sorted by model and key."""
         async with self._store.connection() as connection:
             rows = await connection.fetch(
-                "SELECT model, input_token_count, cached_input_token_count, output_token_count,"
-                " cost_nanousd, turn_count FROM billing.usage_totals"
-                ' WHERE account_id = $1 AND period = $2 ORDER BY model COLLATE "C"',
+                "SELECT model, key_id, input_token_count, cached_input_token_count,"
+                " output_token_count, cost_nanousd, turn_count FROM billing.usage_totals"
+                ' WHERE account_id = $1 AND period = $2 ORDER BY model COLLATE "C", key_id',
                 *(account_id, period),
             )
-        return [ModelTotal(*row) for row in rows]
-
-    async def balance(self, account_id: str) -> Balance | None:
-        """The account's budget and reservations; None: no such account."""
-        async with self._store.connection() as connection:
-            row = await connection.fetchrow(
-                "SELECT monthly_budget_nanousd, reserved_nanousd FROM billing.balances"
-                " WHERE account_id = $1",
-                account_id,
-            )
-        return Balance(*row) if row else None
+        return [Total(*row) for row in rows]
 
     async def entries(
         self, account_id: str, turn_id: str, after_id: int, count_max: int
@@ -195,18 +179,9 @@ async def _write(connection: Connection, results: Sequence[Billed], now: dt.date
     month = month_of(now)
     await update_turns(connection, [result.turn for result in changed])
     await insert_entries(connection, [e for r in changed for e in r.entries], now)
-    await change_balances(connection, _deltas(changed), month)
+    changes = [Change(r.before, r.turn, sum(e.cost_nanousd for e in r.entries)) for r in changed]
+    await change_balances(connection, deltas_of(changes), month)
     await _add_totals(connection, changed, month)
-
-
-def _deltas(results: Iterable[Billed]) -> dict[str, tuple[int, int]]:
-    deltas: dict[str, tuple[int, int]] = defaultdict(lambda: (0, 0))
-    for result in results:
-        reserved, spent = deltas[result.turn.account_id]
-        reserved += result.turn.reserved_nanousd - result.before.reserved_nanousd
-        spent += sum(entry.cost_nanousd for entry in result.entries)
-        deltas[result.turn.account_id] = (reserved, spent)
-    return deltas
 
 
 async def insert_entries(
@@ -215,13 +190,13 @@ async def insert_entries(
     """Writes entries; sums and balances are the caller's to keep."""
     await connection.executemany(
         "INSERT INTO billing.ledger (account_id, turn_id, choice_index, kind, first_position,"
-        " end_position, model, cost_nanousd, price_version, create_time, source, step, is_credit)"
-        " VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13)",
+        " end_position, model, cost_nanousd, price_version, create_time, source, step, is_credit,"
+        " key_id) VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14)",
         [
             (
                 *(entry.account_id, entry.turn_id, entry.choice_index, int(entry.kind)),
                 *(entry.first, entry.end, entry.model, entry.cost_nanousd, entry.price_version),
-                *(now, entry.source, entry.step, entry.is_credit),
+                *(now, entry.source, entry.step, entry.is_credit, entry.key_id),
             )
             for entry in entries
         ],
@@ -229,11 +204,11 @@ async def insert_entries(
 
 
 async def _add_totals(connection: Connection, results: Iterable[Billed], month: dt.date) -> None:
-    sums: dict[tuple[str, str], list[int]] = defaultdict(lambda: [0, 0, 0, 0, 0])
+    sums: dict[tuple[str, str, str], list[int]] = defaultdict(lambda: [0, 0, 0, 0, 0])
     for result in results:
         if not result.entries:
             continue
-        total = sums[result.turn.account_id, result.turn.model]
+        total = sums[result.turn.account_id, result.turn.model, result.turn.key_id]
         total[4] += result.starts_period
         for entry in result.entries:
             total[0] += entry.token_count if entry.kind is not Kind.OUTPUT else 0
@@ -242,10 +217,11 @@ async def _add_totals(connection: Connection, results: Iterable[Billed], month: 
             total[3] += entry.cost_nanousd
     await connection.executemany(
         """
-        INSERT INTO billing.usage_totals AS total (account_id, model, period, input_token_count,
-            cached_input_token_count, output_token_count, cost_nanousd, turn_count)
-        VALUES ($1, $2, $3, $4, $5, $6, $7, $8)
-        ON CONFLICT (account_id, period, model) DO UPDATE SET
+        INSERT INTO billing.usage_totals AS total (account_id, model, key_id, period,
+            input_token_count, cached_input_token_count, output_token_count, cost_nanousd,
+            turn_count)
+        VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9)
+        ON CONFLICT (account_id, period, model, key_id) DO UPDATE SET
             input_token_count = total.input_token_count + excluded.input_token_count,
             cached_input_token_count =
                 total.cached_input_token_count + excluded.cached_input_token_count,
@@ -278,5 +254,6 @@ def row_of(row: asyncpg.Record) -> LedgerRow:
         source=row["source"],
         step=row["step"],
         is_credit=row["is_credit"],
+        key_id=row["key_id"],
     )
     return LedgerRow(row["entry_id"], entry, row["create_time"])

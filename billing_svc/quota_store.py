@@ -6,15 +6,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from billing_svc import quota
-from billing_svc.hold_rows import Held, HoldRow, hold_all
-from billing_svc.prices import Price
-from billing_svc.store import (
-    GROUP_LOCK_TIMEOUT_MS,
-    Connection,
-    Store,
-    change_balances,
-    store_errors,
-)
+from billing_svc.balances import Change, change_balances, deltas_of
+from billing_svc.hold_rows import Bound, Held, HoldRow, bound_of, hold_all
+from billing_svc.quota import Counts, Raise
+from billing_svc.store import GROUP_LOCK_TIMEOUT_MS, Connection, Store, store_errors
 from billing_svc.turn import SettledCounts, Turn
 from billing_svc.turn_rows import TURN_COLUMNS, lock_turns, turn_of, update_turns
 from mesh.chassis.group_commit import GroupCommit
@@ -23,7 +18,7 @@ SWEEP_TURN_COUNT_MAX = 500
 
 
 @dataclass(frozen=True, slots=True)
-class _Change:
+class _Asked:
     """What becomes of a turn at a time."""
 
     turn_id: str
@@ -31,12 +26,20 @@ class _Change:
     now: dt.datetime
 
 
-class ExhaustedError(Exception):
-    """The budget has no room."""
+class RefusedError(Exception):
+    """A limit has no room."""
 
-    def __init__(self, available_nanousd: int, required_nanousd: int) -> None:
+    def __init__(self, refused: Held) -> None:
         super().__init__()
-        self.available_nanousd, self.required_nanousd = available_nanousd, required_nanousd
+        self.refused = refused
+
+
+@dataclass(frozen=True, slots=True)
+class Extended:
+    """The turn after Extend, and why it has fewer output tokens than asked for, if it has."""
+
+    turn: Turn
+    bound: Bound | None
 
 
 class QuotaStore:
@@ -57,55 +60,57 @@ class QuotaStore:
         await self._holds.drain()
         await self._changes.drain()
 
-    async def hold(
-        self,
-        *,
-        turn_id: str,
-        account_id: str,
-        model: str,
-        price: Price,
-        amount_nanousd: int,
-        now: dt.datetime,
-        lifetime: dt.timedelta,
-    ) -> Held:
-        """Reserves the amount, or says why not (SQL function billing.hold)."""
-        row = HoldRow(
-            turn_id,
-            account_id,
-            model,
-            price.version,
-            *(price.input_nanousd, price.cached_input_nanousd, price.output_nanousd),
-            amount_nanousd,
-            now,
-            now + lifetime,
-        )
+    async def hold(self, row: HoldRow) -> Held:
+        """Reserves, or says why not (SQL function billing.hold)."""
         with store_errors():
-            return await self._holds.ask(row)
+            held = await self._holds.ask(row)
+            # Those of other accounts and keys: here, where nothing is locked.
+            is_others = held.bound is not None and held.bound.payer_id != row.account_id
+            if held.outcome == "refused" and is_others and await self.expire(row.now):
+                held = await self._holds.ask(row)
+        return held
 
     async def extend(
-        self,
-        turn_id: str,
-        prompt_count: int,
-        output_count_max: int,
-        now: dt.datetime,
-        lifetime: dt.timedelta,
-    ) -> Turn | None:
-        """The turn with its new expiry; None: no such turn. Raises ExhaustedError."""
+        self, turn_id: str, counts: Counts, now: dt.datetime, lifetime: dt.timedelta
+    ) -> Extended | None:
+        """The turn with its new expiry; None: no such turn.
+
+        Raises:
+            RefusedError: a limit has no room.
+        """
+        try:
+            return await self._extend(turn_id, counts, now, lifetime)
+        except RefusedError:
+            if not await self.expire(now):
+                raise
+            return await self._extend(turn_id, counts, now, lifetime)
+
+    async def _extend(
+        self, turn_id: str, counts: Counts, now: dt.datetime, lifetime: dt.timedelta
+    ) -> Extended | None:
         async with self._store.transaction() as connection:
             before = (await lock_turns(connection, [turn_id])).get(turn_id)
             if before is None:
                 return None
-            after = quota.extended(before, prompt_count, output_count_max, now + lifetime)
-            more = after.reserved_nanousd - before.reserved_nanousd
-            await _reserve(connection, before, more, now)
+            asked = quota.raise_of(before, counts)
+            reserved = _NOTHING if asked.is_none else await _reserve(connection, before, asked, now)
+            minute = minute_of(now)
+            after = quota.extended(before, asked, reserved.granted_count, minute, now + lifetime)
             await update_turns(connection, [after])
-            return after
+            return Extended(after, reserved.bound)
 
     async def settle(
-        self, turn_id: str, counts: Sequence[SettledCounts], now: dt.datetime
+        self,
+        turn_id: str,
+        counts: Sequence[SettledCounts],
+        now: dt.datetime,
+        *,
+        cut_short: bool = False,
     ) -> Turn | None:
         """The turn, settled with the counts of its steps; None: no such turn."""
-        return await self._change(turn_id, lambda turn: quota.settled(turn, counts, now), now)
+        return await self._change(
+            turn_id, lambda turn: quota.settled(turn, counts, now, cut_short=cut_short), now
+        )
 
     async def release(self, turn_id: str, now: dt.datetime) -> Turn | None:
         """The released turn; None: no such turn."""
@@ -121,12 +126,9 @@ class QuotaStore:
                 *(now, SWEEP_TURN_COUNT_MAX),
             )
             turns = [turn_of(row) for row in rows]
-            deltas: dict[str, tuple[int, int]] = {}
-            for turn in turns:
-                reserved = deltas.get(turn.account_id, (0, 0))[0]
-                deltas[turn.account_id] = (reserved - turn.reserved_nanousd, 0)
-            await update_turns(connection, [quota.expired(turn, now) for turn in turns])
-            await change_balances(connection, deltas, month_of(now))
+            changes = [Change(turn, quota.expired(turn, now)) for turn in turns]
+            await update_turns(connection, [change.after for change in changes])
+            await change_balances(connection, deltas_of(changes), month_of(now))
         return len(turns)
 
     async def purge(self, before_turn_id: str) -> int:
@@ -149,13 +151,13 @@ class QuotaStore:
         self, turn_id: str, after: Callable[[Turn], Turn], now: dt.datetime
     ) -> Turn | None:
         with store_errors():
-            return await self._changes.ask(_Change(turn_id, after, now))
+            return await self._changes.ask(_Asked(turn_id, after, now))
 
     async def _hold_all(self, rows: Sequence[HoldRow]) -> list[Held]:
         async with self._store.connection() as connection:
             return await hold_all(connection, rows)
 
-    async def _change_all(self, changes: Sequence[_Change]) -> list[Turn | None]:
+    async def _change_all(self, changes: Sequence[_Asked]) -> list[Turn | None]:
         """The turns after their changes, which are made in the order asked; None: no such turn."""
         async with self._store.transaction() as connection:
             if len(changes) > 1:
@@ -163,7 +165,7 @@ class QuotaStore:
             turns = await lock_turns(connection, {change.turn_id for change in changes})
             answers: list[Turn | None] = []
             changed: dict[str, Turn] = {}
-            freed: dict[dt.date, dict[str, tuple[int, int]]] = defaultdict(dict)
+            made: dict[dt.date, list[Change]] = defaultdict(list)
             for change in changes:
                 before = turns.get(change.turn_id)
                 after = before and change.after(before)
@@ -171,12 +173,10 @@ class QuotaStore:
                 if before is None or after is None or after == before:
                     continue
                 turns[after.turn_id] = changed[after.turn_id] = after
-                deltas = freed[month_of(change.now)]
-                delta = after.reserved_nanousd - before.reserved_nanousd
-                deltas[after.account_id] = (deltas.get(after.account_id, (0, 0))[0] + delta, 0)
+                made[month_of(change.now)].append(Change(before, after))
             await update_turns(connection, changed.values())
-            for month, deltas in sorted(freed.items()):  # more than one at midnight of the 1st
-                await change_balances(connection, deltas, month)
+            for month, one in sorted(made.items()):  # more than one at midnight of the 1st
+                await change_balances(connection, deltas_of(one), month)
         return answers
 
 
@@ -185,18 +185,31 @@ def month_of(now: dt.datetime) -> dt.date:
     return now.astimezone(dt.UTC).date().replace(day=1)
 
 
-async def _reserve(
-    connection: Connection, turn: Turn, amount_nanousd: int, now: dt.datetime
-) -> None:
-    query, arguments = "SELECT billing.reserve($1, $2, $3)", (turn.account_id, amount_nanousd, now)
-    if await connection.fetchval(query, *arguments) is not None:
-        return
-    await connection.execute(
-        "SELECT billing.expire_holds($1, $2, $3)", turn.account_id, turn.turn_id, now
+def minute_of(now: dt.datetime) -> int:
+    """Minutes since the epoch: the same as SQL function billing.minute_of."""
+    return int(now.timestamp() // 60)
+
+
+@dataclass(frozen=True, slots=True)
+class _Reserved:
+    """What billing.reserve granted."""
+
+    granted_count: int
+    bound: Bound | None
+
+
+_NOTHING = _Reserved(0, None)
+
+
+async def _reserve(connection: Connection, turn: Turn, asked: Raise, now: dt.datetime) -> _Reserved:
+    row = await connection.fetchrow(
+        "SELECT * FROM billing.reserve($1, $2, $3, $4, $5, $6, $7, $8)",
+        *(list(turn.payers), asked.fixed_nanousd, asked.prompt_count, turn.price.output_nanousd),
+        *(asked.output_count_min, asked.output_count_max, int(asked.is_reopened), now),
     )
-    if await connection.fetchval(query, *arguments) is None:
-        available = await connection.fetchval(
-            "SELECT billing.available(b, $2) FROM billing.balances b WHERE account_id = $1",
-            *(turn.account_id, now),
-        )
-        raise ExhaustedError(available or 0, amount_nanousd)
+    assert row is not None
+    if row["granted"] is not None:
+        return _Reserved(row["granted"], bound_of(row))
+    needed = asked.fixed_nanousd + turn.price.output_nanousd * asked.output_count_max
+    limits = row["available"], row["token_limit"], row["token_left"]
+    raise RefusedError(Held("refused", needed, 0, bound_of(row), *limits, turn.expire_time))

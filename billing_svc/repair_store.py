@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from billing_svc import repairs
 from billing_svc.audit import Bounds, StepAudit
 from billing_svc.audit_store import entries_of, judge, keep_findings
+from billing_svc.balances import Change, change_balances, deltas_of
 from billing_svc.ledger import Entry
 from billing_svc.ledger_store import LedgerRow, insert_entries
 from billing_svc.quota_store import month_of
-from billing_svc.store import Connection, Store, change_balances
+from billing_svc.store import Connection, Store
 from billing_svc.turn import Turn
 from billing_svc.turn_rows import TURN_COLUMNS, turn_of, update_turns
 
@@ -70,8 +71,11 @@ async def _write(
     result = repairs.repaired(turn, entries, audits, now)
     await update_turns(connection, [result.turn])
     await insert_entries(connection, result.entries, now)
-    freed = result.turn.reserved_nanousd - turn.reserved_nanousd
-    await change_balances(connection, {turn.account_id: (freed, 0)}, month_of(now))
+    # What the account has spent is added up anew; what the others have changes by the entries.
+    cost = sum(entry.cost_nanousd for entry in result.entries)
+    deltas = deltas_of([Change(turn, result.turn, cost)])
+    deltas[turn.account_id] = deltas[turn.account_id]._replace(spent_nanousd=0)
+    await change_balances(connection, deltas, month_of(now))
     return result.turn
 
 
@@ -85,9 +89,11 @@ async def rebuild_sums(connection: Connection, rows: Iterable[LedgerRow]) -> Non
     rows = list(rows)
     for account_id in sorted({row.entry.account_id for row in rows}):
         await connection.execute(
-            "SELECT FROM billing.balances WHERE account_id = $1 FOR UPDATE", account_id
+            "SELECT FROM billing.balances WHERE payer_id = $1 FOR UPDATE", account_id
         )
-    keys = {(r.entry.account_id, r.entry.model, month_of(r.create_time)) for r in rows}
+    keys = {
+        (r.entry.account_id, r.entry.model, month_of(r.create_time), r.entry.key_id) for r in rows
+    }
     for key in sorted(keys):
         await connection.execute(_LOCK_TOTAL, *key)
         await connection.execute(_REBUILD_TOTAL, *key)
@@ -96,8 +102,8 @@ async def rebuild_sums(connection: Connection, rows: Iterable[LedgerRow]) -> Non
 
 
 _LOCK_TOTAL = """
-INSERT INTO billing.usage_totals AS total VALUES ($1, $3, $2, 0, 0, 0, 0, 0)
-ON CONFLICT (account_id, period, model) DO UPDATE SET turn_count = total.turn_count
+INSERT INTO billing.usage_totals AS total VALUES ($1, $3, $2, 0, 0, 0, 0, 0, $4)
+ON CONFLICT (account_id, period, model, key_id) DO UPDATE SET turn_count = total.turn_count
 """
 
 _REBUILD_TOTAL = """
@@ -109,9 +115,9 @@ UPDATE billing.usage_totals SET (input_token_count, cached_input_token_count, ou
         coalesce(sum(cost_nanousd), 0), count(DISTINCT turn_id)
     FROM billing.ledger, LATERAL (SELECT (end_position - first_position)::bigint
         * CASE WHEN is_credit THEN -1 ELSE 1 END AS tokens) AS signed
-    WHERE account_id = $1 AND model = $2 AND billing.month_of(create_time) = $3
+    WHERE account_id = $1 AND model = $2 AND billing.month_of(create_time) = $3 AND key_id = $4
 )
-WHERE account_id = $1 AND model = $2 AND period = $3
+WHERE account_id = $1 AND model = $2 AND period = $3 AND key_id = $4
 """
 
 # Of the month that the balance counts; a new one begins with its first entry.
@@ -123,5 +129,5 @@ UPDATE billing.balances AS balance SET (period, spent_nanousd) = (
         FROM billing.ledger WHERE account_id = $1) AS latest, billing.ledger
     WHERE account_id = $1 GROUP BY latest.period
 )
-WHERE account_id = $1
+WHERE payer_id = $1
 """

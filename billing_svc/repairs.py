@@ -91,6 +91,7 @@ def _settled_as_unsent(turn: Turn, entries: Sequence[Entry], now: dt.datetime) -
         steps=tuple(steps),
         amount_nanousd=max(0, turn.ledger_nanousd),
         settle_time=now,
+        is_cut_short=False,
     )
 
 

@@ -5,14 +5,18 @@ from collections.abc import Callable
 from typing import Any, TypeAlias
 
 import grpc
+from google.protobuf import duration_pb2
 from prometheus_client import Counter
 
-from billing_svc import checks, quota, settlements, usage_events
-from billing_svc.hold_rows import Held
+from billing_svc import checks, refusals, settlements, usage_events
+from billing_svc.hold_rows import Held, HoldRow
 from billing_svc.ledger_store import LedgerRow, LedgerStore
+from billing_svc.limit_store import LimitStore
 from billing_svc.price_file import PriceFile
-from billing_svc.quota_store import ExhaustedError, QuotaStore
+from billing_svc.quota import Counts
+from billing_svc.quota_store import QuotaStore, RefusedError
 from billing_svc.usage_events import BadEventError
+from billing_svc.usage_sums import usage_response
 from chatmesh.billing.v1 import billing_pb2 as pb
 from chatmesh.billing.v1 import billing_pb2_grpc
 from mesh.chassis import pages
@@ -23,8 +27,6 @@ Clock = Callable[[], dt.datetime]
 
 EVENT_COUNT_MAX = 1000
 LEDGER_PAGE_SIZE_DEFAULT, LEDGER_PAGE_SIZE_MAX = 100, 1000
-INT64_MAX = 2**63 - 1
-NANOUSD_PER_USD = 1e9
 
 _holds = Counter("chatmesh_billing_holds_total", "Holds asked for", ["outcome"])
 
@@ -36,7 +38,7 @@ def utc_now() -> dt.datetime:
 
 def _entry_id(text: str) -> int:
     number = int(text)
-    if not 0 < number <= INT64_MAX:
+    if not 0 < number <= checks.INT64_MAX:
         raise ValueError("no ledger entry")
     return number
 
@@ -62,45 +64,58 @@ class QuotaService(billing_pb2_grpc.QuotaServiceServicer):
                 f"The price list does not name the model {model!r}; add it to the list.",
                 model=model,
             )
-        amount = quota.worst_case_nanousd(
-            price, request.prompt_token_count, request.output_token_count_max
+        most = request.output_token_count_max
+        now = self._clock()
+        row = HoldRow(
+            turn_id,
+            account_id,
+            checks.text("key_id", request.key_id, checks.ID_LENGTH_MAX),
+            model,
+            price.version,
+            *(price.input_nanousd, price.cached_input_nanousd, price.output_nanousd),
+            request.prompt_token_count,
+            min(request.output_token_count_min or most, most),
+            most,
+            now,
+            now + lifetime,
         )
-        held = await self._store.hold(
-            turn_id=turn_id,
-            account_id=account_id,
-            model=model,
-            price=price,
-            amount_nanousd=amount,
-            now=self._clock(),
-            lifetime=lifetime,
-        )
-        _holds.labels(held.outcome).inc()
-        _check_held(held, account_id, amount)
+        held = await self._store.hold(row)
+        _holds.labels(_outcome(held)).inc()
+        _check_held(held, account_id, now)
         return pb.HoldResponse(
             held_nanousd=held.held_nanousd,
             available_nanousd=held.available_nanousd,
             expire_time=checks.stamp(held.expire_time),
+            output_token_count=held.granted_count,
+            bound=refusals.bound(held.bound),
+            token_allowance=_allowance(held, now),
         )
 
     async def Extend(self, request: pb.ExtendRequest, context: Context) -> pb.ExtendResponse:  # noqa: N802
         """See the contract."""
         turn_id, lifetime = checks.turn_id(request.turn_id), checks.lifetime(request.lifetime)
-        counts = request.prompt_token_count, request.output_token_count_max
+        now, most = self._clock(), request.output_token_count_max
+        least = min(request.output_token_count_min or most, most)
+        counts = Counts(request.prompt_token_count, least, most)
         try:
-            turn = await self._store.extend(turn_id, *counts, self._clock(), lifetime)
-        except ExhaustedError as error:
-            raise _exhausted(error.available_nanousd, error.required_nanousd) from None
-        if turn is None:
+            extended = await self._store.extend(turn_id, counts, now, lifetime)
+        except RefusedError as error:
+            raise refusals.refused(error.refused, now) from None
+        if extended is None:
             raise _hold_not_found(turn_id)
+        turn = extended.turn
         return pb.ExtendResponse(
-            held_nanousd=turn.reserved_nanousd, expire_time=checks.stamp(turn.expire_time)
+            held_nanousd=turn.reserved_nanousd,
+            expire_time=checks.stamp(turn.expire_time),
+            output_token_count=turn.held_output_count,
+            bound=refusals.bound(extended.bound),
         )
 
     async def Settle(self, request: pb.SettleRequest, context: Context) -> pb.SettleResponse:  # noqa: N802
         """See the contract."""
         turn_id = checks.turn_id(request.turn_id)
         counts = settlements.counts_of(request)
-        turn = await self._store.settle(turn_id, counts, self._clock())
+        turn = await self._store.settle(turn_id, counts, self._clock(), cut_short=request.cut_short)
         if turn is None:
             raise _hold_not_found(turn_id)
         return pb.SettleResponse(cost_nanousd=turn.amount_nanousd)
@@ -116,8 +131,10 @@ class QuotaService(billing_pb2_grpc.QuotaServiceServicer):
 class UsageService(billing_pb2_grpc.UsageServiceServicer):
     """Records and reports usage."""
 
-    def __init__(self, store: LedgerStore, prices: PriceFile, clock: Clock = utc_now) -> None:
-        self._store, self._prices, self._clock = store, prices, clock
+    def __init__(
+        self, store: LedgerStore, limits: LimitStore, prices: PriceFile, clock: Clock = utc_now
+    ) -> None:
+        self._store, self._limits, self._prices, self._clock = store, limits, prices, clock
 
     async def AppendUsage(  # noqa: N802
         self, request: pb.AppendUsageRequest, context: Context
@@ -138,31 +155,12 @@ class UsageService(billing_pb2_grpc.UsageServiceServicer):
         """See the contract."""
         month = checks.period(request.period, self._clock())
         account_id = checks.text("account_id", request.account_id, checks.ID_LENGTH_MAX)
-        balance = await self._store.balance(account_id)
-        if balance is None:
+        now = self._clock()
+        limits = await self._limits.limits_of(account_id, now)
+        if not limits:
             raise checks.account_not_found(account_id)
-        totals = await self._store.totals(account_id, month)
-        # A month may have given back more than it charged; counts on the wire are not negative.
-        return pb.GetUsageResponse(
-            period=f"{month:%Y-%m}",
-            input_token_count=max(0, sum(total.input_token_count for total in totals)),
-            cached_input_token_count=max(0, sum(t.cached_input_token_count for t in totals)),
-            output_token_count=max(0, sum(total.output_token_count for total in totals)),
-            cost_nanousd=sum(total.cost_nanousd for total in totals),
-            budget_nanousd=balance.monthly_budget_nanousd,
-            held_nanousd=balance.reserved_nanousd,
-            turn_count=sum(total.turn_count for total in totals),
-            models=[
-                pb.ModelUsage(
-                    model=total.model,
-                    input_token_count=max(0, total.input_token_count),
-                    cached_input_token_count=max(0, total.cached_input_token_count),
-                    output_token_count=max(0, total.output_token_count),
-                    cost_nanousd=total.cost_nanousd,
-                )
-                for total in totals
-            ],
-        )
+        names = await self._limits.key_names(account_id)
+        return usage_response(month, await self._store.totals(account_id, month), limits, names)
 
     async def ListLedger(  # noqa: N802
         self, request: pb.ListLedgerRequest, context: Context
@@ -197,25 +195,28 @@ class UsageService(billing_pb2_grpc.UsageServiceServicer):
         )
 
 
-def _check_held(held: Held, account_id: str, required_nanousd: int) -> None:
+def _outcome(held: Held) -> str:
+    """For the metric."""
+    if held.outcome == "refused" and held.bound is not None:
+        return refusals.LIMIT_WORDS[held.bound.limit]
+    return "held_in_part" if held.bound is not None else held.outcome
+
+
+def _check_held(held: Held, account_id: str, now: dt.datetime) -> None:
     if held.outcome == "no_account":
         raise checks.account_not_found(account_id)
     if held.outcome == "other_account":
         raise checks.bad_request("turn_id", "is another account's turn: use a new one.")
-    if held.outcome == "exhausted":
-        raise _exhausted(held.available_nanousd, required_nanousd)
+    if held.outcome == "refused":
+        raise refusals.refused(held, now)
 
 
-def _exhausted(available_nanousd: int, required_nanousd: int) -> MeshError:
-    available = max(0, available_nanousd)
-    return MeshError(
-        grpc.StatusCode.RESOURCE_EXHAUSTED,
-        "BUDGET_EXHAUSTED",
-        f"This request may cost up to ${required_nanousd / NANOUSD_PER_USD:.6f}, and "
-        f"${available / NANOUSD_PER_USD:.6f} of the month's budget is free: ask for fewer tokens, "
-        "wait for requests that run, or have the budget raised.",
-        metadata={"available_nanousd": str(available), "required_nanousd": str(required_nanousd)},
-    )
+def _allowance(held: Held, now: dt.datetime) -> pb.TokenAllowance | None:
+    if held.token_limit is None or held.token_left is None:
+        return None
+    reset = duration_pb2.Duration()
+    reset.FromMilliseconds(int(refusals.seconds_left(now) * 1000))
+    return pb.TokenAllowance(limit=held.token_limit, remaining=held.token_left, reset=reset)
 
 
 def _hold_not_found(turn_id: str) -> MeshError:
@@ -241,4 +242,5 @@ def ledger_entry(row: LedgerRow) -> pb.LedgerEntry:
         source=entry.source,
         step=entry.step,
         credit=entry.is_credit,
+        key_id=entry.key_id,
     )

@@ -2,12 +2,16 @@
 
 import datetime as dt
 from pathlib import Path
+from typing import Annotated
 
 from pydantic import Field
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from billing_svc.audit import Bounds
+from billing_svc.limits import NO_LIMIT, TierLimits
 from chatmesh.content.v1 import content_pb2
+
+LIMIT_MAX = 2**31 - 1
 
 
 class Settings(BaseSettings):
@@ -26,6 +30,14 @@ class Settings(BaseSettings):
     budget_pro_nanousd: int = Field(default=20_000_000_000, ge=-1)
     budget_enterprise_nanousd: int = Field(default=1_000_000_000_000, ge=-1)
     budget_admin_nanousd: int = Field(default=-1, ge=-1)
+
+    # And what it may use: tokens of prompts and answers in a minute, turns at once. A tier that is
+    # not named has no limit.
+    tokens_per_minute: dict[str, Annotated[int, Field(ge=0, le=LIMIT_MAX)]] = {
+        "free": 200_000,
+        "pro": 2_000_000,
+    }
+    parallel_max: dict[str, Annotated[int, Field(ge=0, le=LIMIT_MAX)]] = {"free": 32, "pro": 256}
 
     # A settled turn whose nodes did not report in this time is charged by the gateway's count.
     reconcile_delay_s: float = Field(default=30.0, gt=0)
@@ -50,11 +62,19 @@ class Settings(BaseSettings):
         )
 
     @property
-    def budgets(self) -> dict[int, int]:
-        """Default monthly budget by number of content.v1.Tier."""
+    def tiers(self) -> dict[int, TierLimits]:
+        """Limits of new accounts by number of content.v1.Tier."""
+        budgets = {
+            "free": self.budget_free_nanousd,
+            "pro": self.budget_pro_nanousd,
+            "enterprise": self.budget_enterprise_nanousd,
+            "admin": self.budget_admin_nanousd,
+        }
         return {
-            content_pb2.TIER_FREE: self.budget_free_nanousd,
-            content_pb2.TIER_PRO: self.budget_pro_nanousd,
-            content_pb2.TIER_ENTERPRISE: self.budget_enterprise_nanousd,
-            content_pb2.TIER_ADMIN: self.budget_admin_nanousd,
+            content_pb2.Tier.Value(f"TIER_{tier.upper()}"): TierLimits(
+                budget,
+                self.tokens_per_minute.get(tier, NO_LIMIT),
+                self.parallel_max.get(tier, NO_LIMIT),
+            )
+            for tier, budget in budgets.items()
         }

@@ -1,11 +1,10 @@
-"""PostgreSQL: the pool, its failures as reasons, and the balances.
+"""PostgreSQL: the pool, and its failures as reasons.
 
 A connection is opened when it is needed, so the service starts before its store and comes back
-with it. Lock order everywhere: turns (by id), balances (by account), totals (by key).
+with it. Lock order everywhere: turns (by id), balances (by payer), totals (by key).
 """
 
 import contextlib
-import datetime as dt
 from collections.abc import AsyncIterator, Iterator
 from typing import TypeAlias
 
@@ -74,20 +73,3 @@ def store_errors() -> Iterator[None]:
             "The billing store does not answer, or too many wait for it; try again in a moment.",
             retry_after_s=RETRY_AFTER_S,
         ) from error
-
-
-async def change_balances(
-    connection: Connection, deltas: dict[str, tuple[int, int]], month: dt.date
-) -> None:
-    """Adds (reserved, spent) to accounts' balances, in the order of their ids."""
-    rows = [(account, *delta, month) for account, delta in sorted(deltas.items()) if any(delta)]
-    await connection.executemany(
-        """
-        UPDATE billing.balances SET
-            reserved_nanousd = reserved_nanousd + $2,
-            spent_nanousd = CASE WHEN period < $4 THEN 0 ELSE spent_nanousd END + $3,
-            period = greatest(period, $4)
-        WHERE account_id = $1
-        """,
-        rows,
-    )

@@ -103,6 +103,15 @@ class Turn:
         ledger_period: the last month with an entry of it.
         repair_time: when the operator last corrected it; None: never.
         create_time: when its first hold was made; None: not known here.
+        key_id: the key that was used; empty: none.
+        other_payers: who pays beside the account, as it was at the hold: its key, when that has
+            limits, and its organisation.
+        held_prompt_count: prompt tokens that are held, of all steps.
+        held_output_count: output tokens that are held, and may be generated.
+        minute: the minute since the epoch of whose tokens it reserved last.
+        minute_token_count: how many; what of them is not used comes back when it is settled.
+        is_cut_short: it was settled, and its node may yet report more than the gateway saw: until
+            it is reconciled it reserves all that it held.
     """
 
     turn_id: str
@@ -118,13 +127,30 @@ class Turn:
     ledger_period: dt.date | None = None
     repair_time: dt.datetime | None = None
     create_time: dt.datetime | None = None
+    key_id: str = ""
+    other_payers: tuple[str, ...] = ()
+    held_prompt_count: int = 0
+    held_output_count: int = 0
+    minute: int = 0
+    minute_token_count: int = 0
+    is_cut_short: bool = False
+
+    @property
+    def payers(self) -> tuple[str, ...]:
+        """Everyone whose limits it counts against."""
+        return (self.account_id, *self.other_payers)
 
     @property
     def reserved_nanousd(self) -> int:
         """What it keeps of the budget: its amount, less what the ledger has charged already."""
-        if self.state in (State.OPEN, State.SETTLED):
-            return max(0, self.amount_nanousd - self.ledger_nanousd)
-        return 0
+        if self.state not in (State.OPEN, State.SETTLED):
+            return 0
+        amount = self.amount_nanousd
+        if self.is_cut_short:
+            price = self.price
+            most = price.input_nanousd * self.held_prompt_count
+            amount = max(amount, most + price.output_nanousd * self.held_output_count)
+        return max(0, amount - self.ledger_nanousd)
 
     def step(self, number: int) -> Step:
         """The step; an empty one when nothing is known of it yet."""
@@ -140,6 +166,8 @@ class Turn:
 
     def closed_if_complete(self) -> "Turn":
         """Closed when it is settled and the ledger has all that the gateway counted."""
-        if self.state is not State.SETTLED or not all(step.is_complete for step in self.steps):
+        if self.state is not State.SETTLED or self.is_cut_short:
+            return self
+        if not all(step.is_complete for step in self.steps):
             return self
         return replace(self, state=State.CLOSED)

@@ -28,7 +28,8 @@ TURN_COLUMNS = """
     state, amount_nanousd, ledger_nanousd, expire_time, settle_time,
     settled_prompt_count, settled_cached_count, settled_output_count, settled_withheld_count,
     settled_unsent_count, covered_input, covered_output, output_credit, later_steps, ledger_period,
-    repair_time, create_time
+    repair_time, create_time, key_id, other_payers, held_prompt_count, held_output_count, minute,
+    minute_token_count, is_cut_short
 """
 
 # In the order of the ids, each by the index. A statement with `= ANY($1)` that was prepared while
@@ -44,7 +45,8 @@ UPDATE billing.turns SET
     settle_time = $7, settled_prompt_count = $8, settled_cached_count = $9,
     settled_output_count = $10, settled_withheld_count = $11, settled_unsent_count = $12,
     covered_input = $13, covered_output = $14, output_credit = $15, later_steps = $16,
-    ledger_period = $17, repair_time = $18
+    ledger_period = $17, repair_time = $18, held_prompt_count = $19, held_output_count = $20,
+    minute = $21, minute_token_count = $22, is_cut_short = $23
 WHERE turn_id = $1
 """
 
@@ -76,6 +78,13 @@ def turn_of(row: asyncpg.Record) -> Turn:
         ledger_period=row["ledger_period"],
         repair_time=row["repair_time"],
         create_time=row["create_time"],
+        key_id=row["key_id"],
+        other_payers=tuple(row["other_payers"]),
+        held_prompt_count=row["held_prompt_count"],
+        held_output_count=row["held_output_count"],
+        minute=row["minute"],
+        minute_token_count=row["minute_token_count"],
+        is_cut_short=row["is_cut_short"],
     )
 
 
@@ -107,6 +116,11 @@ def _row_of(turn: Turn) -> tuple[Any, ...]:
         json.dumps([_object_of(step) for step in turn.steps[1:]]),
         turn.ledger_period,
         turn.repair_time,
+        turn.held_prompt_count,
+        turn.held_output_count,
+        turn.minute,
+        turn.minute_token_count,
+        turn.is_cut_short,
     )
 
 

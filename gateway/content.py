@@ -17,6 +17,11 @@ TOOL_CHOICES = {word: number for number, word in TOOL_CHOICE_WORDS.items()}
 TIER_WORDS = words_of(pb.Tier)
 TIERS = {word: number for number, word in TIER_WORDS.items()}
 
+LIMIT_WORDS = words_of(pb.Limit)
+LIMITS = {word: number for number, word in LIMIT_WORDS.items()}
+PAYER_WORDS = words_of(pb.Payer)
+PAYERS = {word: number for number, word in PAYER_WORDS.items()}
+
 # Parts of a prompt, as `gateway.context.parts` names them.
 PART_WORDS = words_of(chat.PromptPart)
 PARTS = {word: number for number, word in PART_WORDS.items()}

@@ -84,6 +84,7 @@ def wire(place: Place, channel_to: Callable[[str], grpc.aio.Channel]) -> Service
     means = Means(
         generator=Generator(inference, place.pool, limits),
         safety=safety,
+        billing=billing,
         concluder=Concluder(billing, conversation),
         writer=JournalWriter(place.journal),
         lease=Lease(),

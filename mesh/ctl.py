@@ -2,6 +2,8 @@
 
 status [--json]        every process: service, instance, pid, address, SPIFFE id, health, restarts
 keys create|list|revoke
+orgs create|list|add|remove
+limits ID              shows or sets what a key, an account or an organisation may use
 drain INSTANCE         takes an instance out of balancing; its streams finish
 snapshot [--json]      what xDS serves, and who accepted or refused it
 audit [--repair]       generated = released + withheld + unsent = the ledger, turn by turn
@@ -30,12 +32,12 @@ from chatmesh.mesh.v1 import mesh_pb2
 from mesh import credentials
 from mesh.audit import audit, since
 from mesh.home import Home
+from mesh.limits import add_verbs, nano
 from mesh.operator import CALL_TIMEOUT_S, Operator, describe
 from mesh.postgres_upgrade import upgrade_postgres
 from mesh.tables import print_table
 
 DOWN_TIMEOUT_S = 60.0
-NANO = 1_000_000_000  # money travels in billionths of a dollar
 
 Command = Callable[[Home, argparse.Namespace], Awaitable[int]]
 
@@ -84,7 +86,7 @@ def _row(process: dict[str, Any], instance: mesh_pb2.Instance | None) -> dict[st
 
 async def keys_create(home: Home, arguments: argparse.Namespace) -> int:
     """Prints a new key; its secret is shown only here."""
-    budget = _nano(arguments.budget_usd)
+    budget = nano(arguments.budget_usd)
     secret = await credentials.create_key(
         Operator(home),
         arguments.tier,
@@ -95,13 +97,6 @@ async def keys_create(home: Home, arguments: argparse.Namespace) -> int:
     )
     print(json.dumps({"secret": secret, "tier": arguments.tier}) if arguments.json else secret)
     return 0
-
-
-def _nano(usd: float | None) -> int | None:
-    """Dollars as nano-dollars; any negative number is -1, no limit."""
-    if usd is None:
-        return None
-    return -1 if usd < 0 else round(usd * NANO)
 
 
 async def keys_list(home: Home, arguments: argparse.Namespace) -> int:
@@ -245,6 +240,7 @@ def parser() -> argparse.ArgumentParser:
     added.add_argument("--json", action="store_true")
     added = verb(keys, "revoke", keys_revoke, "end a key")
     added.add_argument("key", metavar="KEY_ID")
+    add_verbs(verbs, verb)
     added = verb(verbs, "drain", drain, "take an instance out of balancing")
     added.add_argument("instance")
     added = verb(verbs, "snapshot", snapshot, "what xDS serves")

@@ -9,11 +9,13 @@ from ulid import ULID
 
 from gateway import metrics
 from gateway.admission.admit import Admission
+from gateway.admission.keys import TOKEN_KEY_ID
 from gateway.admission.paths import CHAT
 from gateway.faces.identity import ACCOUNT_KEY, caller_of
 from gateway.faces.openai.errors import public_error
 from gateway.turn.domain import Caller
 from gateway.turn.fair_queue import FairQueue
+from gateway.turn.plan import Plan
 
 AUTHORIZATION = "authorization"
 # What the edge alone sets: milliseconds since the epoch at which it got the request, and the
@@ -58,7 +60,8 @@ class ChatAdmission:
         metrics.ADMISSIONS.labels("admitted").inc()
         turn_id = turn_id_of(who.account_id, found.get(REQUEST_KEY, ""))
         headers = tuple(allowance.headers().items()) if allowance else ()
-        return Caller(who.account_id, who.tier, turn_id, who.jurisdiction), headers
+        key_id = "" if who.key_id == TOKEN_KEY_ID else who.key_id
+        return Caller(who.account_id, who.tier, turn_id, who.jurisdiction, key_id), headers
 
 
 def turn_id_of(account_id: str, request: str) -> str:
@@ -76,13 +79,18 @@ def turn_id_of(account_id: str, request: str) -> str:
     return str(ULID.from_bytes(time + drawn))
 
 
+def token_headers(plan: Plan) -> Headers:
+    """What the answer tells of what is left of the minute's tokens."""
+    return tuple(plan.tokens.headers().items()) if plan.tokens else ()
+
+
 class HeadedContext:
     """A call's context whose answer has more headers, whatever the answer becomes."""
 
     def __init__(self, context: Any, headers: Headers) -> None:
-        self._context, self._headers = context, headers
+        self._context, self.headers = context, headers
         self.write = context.write
 
     async def send_initial_metadata(self, headers: Headers) -> None:
         """Sends the headers, and the answer's own."""
-        await self._context.send_initial_metadata((*headers, *self._headers))
+        await self._context.send_initial_metadata((*headers, *self.headers))

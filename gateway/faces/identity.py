@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from ulid import ULID
 
 from gateway import errors
+from gateway.admission.keys import TOKEN_KEY_ID
 from gateway.content import TIERS
 from gateway.errors import bad_parameter, public
 from gateway.turn.domain import Caller
@@ -32,7 +33,14 @@ def caller_of(metadata: Iterable[tuple[str, str | bytes]]) -> Caller:
     if not account or tier not in TIERS:
         message = "The request carries no identity; send an API key as 'Authorization: Bearer …'."
         raise public(errors.INVALID_API_KEY, message)
-    return Caller(account, tier, turn or str(ULID()), str(found.get(JURISDICTION_KEY, "")))
+    key = str(found.get(KEY_KEY, ""))
+    return Caller(
+        account,
+        tier,
+        turn or str(ULID()),
+        str(found.get(JURISDICTION_KEY, "")),
+        "" if key == TOKEN_KEY_ID else key,
+    )
 
 
 def idempotency_key(metadata: Iterable[tuple[str, str | bytes]]) -> str:

@@ -18,7 +18,7 @@ from gateway.admission.rate import RateExceededError
 from gateway.content import FINISH_REASONS, ROLE_WORDS, TOOL_CHOICE_WORDS
 from gateway.errors import bad_parameter
 from gateway.faces.changes import checked_changes
-from gateway.faces.entry import ChatAdmission
+from gateway.faces.entry import ChatAdmission, token_headers
 from gateway.faces.identity import caller_of, checked_key
 from gateway.faces.openai.errors import failure_error, public_error
 from gateway.settings import TurnLimits
@@ -39,7 +39,7 @@ from gateway.turn.domain import (
 )
 from gateway.turn.events import Cursor, Numbered
 from gateway.turn.follow import Following
-from gateway.turn.stored import left_out_to_stored, logprobs_to_stored
+from gateway.turn.stored import bound_to_stored, left_out_to_stored, logprobs_to_stored
 from gateway.turn.turns import Turns, View
 from gateway.upstreams.billing import Billing
 from gateway.upstreams.catalogue import Catalogue
@@ -168,6 +168,7 @@ def response_of(turn_id: str, epoch: int, numbered: Numbered) -> pb.ChatResponse
             FINISH_REASONS[event.finish_reason],
         )
         ended.filter_category, ended.filter_offset = event.filter_category, event.filter_offset
+        bound_to_stored(event.bound, ended)
     elif isinstance(event, Finished):
         response.finished.usage.CopyFrom(_usage_of(event.usage))
     else:
@@ -228,12 +229,15 @@ class ChatService(chat_pb2_grpc.ChatServiceServicer):
             caller, headers = await self._chat_admission.admitted(
                 context.invocation_metadata() or ()
             )
-            if headers:
-                await context.send_initial_metadata(headers)
             key, digest = checked_key(request.idempotency_key), ""
             if key:
                 digest = sha256(request.SerializeToString(deterministic=True)).hexdigest()
-            following = await self._turns.begin(ask_of(request), caller, key, digest)
+            try:
+                following = await self._turns.begin(ask_of(request), caller, key, digest)
+                headers = (*headers, *token_headers(following.plan))
+            finally:  # whatever the answer becomes
+                if headers:
+                    await context.send_initial_metadata(headers)
             async with aclosing(_responses(following)) as responses:
                 async for response in responses:
                     await self._write(context, response)

@@ -10,6 +10,9 @@ from typing import NamedTuple
 from gateway.turn.domain import (
     FINISH_CANCELLED,
     FINISH_CONTENT_FILTER,
+    FINISH_LENGTH,
+    FINISH_STOP,
+    Bound,
     ChoiceFinished,
     Frame,
     Logprob,
@@ -63,10 +66,14 @@ class Answer:
         self.cached_token_count = 0
         # Why it ended; until then, why it would be said to have ended.
         self.finish_reason = FINISH_CANCELLED
+        # Why it got no more tokens than it has, when that was no wish of the client's.
+        self.bound: Bound | None = None
         # Its end was an event.
         self.is_finished = False
         self._filter_category, self._filter_offset = "", 0
         self._node_finish_reason = ""
+        # An earlier owner ended it, and knew how.
+        self.is_finished_before = False
         self._shown: list[str] = []
         self._held: deque[HeldFrame] = deque()
         self._told = 0
@@ -85,6 +92,11 @@ class Answer:
     def withheld_token_count(self) -> int:
         """Those of them that safety withheld."""
         return self.unreleased_token_count if self.finish_reason == FINISH_CONTENT_FILTER else 0
+
+    @property
+    def is_cut_short(self) -> bool:
+        """Its node may have generated more than came here: it had not said that it was through."""
+        return not self._node_finish_reason and not self.is_finished_before
 
     @property
     def unreleased_byte_count(self) -> int:
@@ -147,7 +159,11 @@ class Answer:
         """Ends it; how, as the client hears it."""
         self.is_finished = True
         return ChoiceFinished(
-            self.choice_index, self.finish_reason, self._filter_category, self._filter_offset
+            self.choice_index,
+            self.finish_reason,
+            self._filter_category,
+            self._filter_offset,
+            self.bound if self.finish_reason == FINISH_LENGTH else None,
         )
 
     def resume(
@@ -173,7 +189,9 @@ class Answer:
             self._shown.append(event.text)
             return
         self.is_finished, self.finish_reason = True, event.finish_reason
+        self.is_finished_before = event.finish_reason in (FINISH_LENGTH, FINISH_STOP)
         self._filter_category, self._filter_offset = event.filter_category, event.filter_offset
+        self.bound = event.bound
 
     def _between(self, start: int, end: int) -> str:
         return self.text_bytes[start:end].decode()

@@ -48,21 +48,22 @@ class Concluder:
         withheld = sum(answer.withheld_token_count for answer in answers)
         unsent = sum(answer.unreleased_token_count for answer in answers) - withheld
         _count(usage, withheld, unsent)
-        settle = self._settle(plan, usage, withheld, unsent)
+        cut_short = any(answer.is_cut_short for answer in answers)
+        settle = self._settle(plan, usage, withheld, unsent, cut_short=cut_short)
         await asyncio.gather(settle, self._store(plan, answers[0]))
 
-    async def renew(self, plan: Plan) -> None:
-        """Lets the hold live on; one that lapses can be settled all the same."""
-        try:
-            await self._billing.extend(plan.stored.hold)
-        except MeshError as error:
-            log.warning("hold_not_renewed", turn_id=plan.turn_id, reason=error.reason)
+    async def renew(self, plan: Plan, output_token_count: int) -> None:
+        """Lets the hold of so many output tokens live on; raises MeshError."""
+        await self._billing.extend(plan.stored.hold, output_token_count)
 
-    async def _settle(self, plan: Plan, usage: Usage, withheld: int, unsent: int) -> None:
+    async def _settle(
+        self, plan: Plan, usage: Usage, withheld: int, unsent: int, *, cut_short: bool
+    ) -> None:
         hold = plan.stored.hold
         if usage.completion_token_count:
             await _until_accepted(
-                "settle", lambda: self._billing.settle(hold, usage, withheld, unsent)
+                "settle",
+                lambda: self._billing.settle(hold, usage, withheld, unsent, cut_short=cut_short),
             )
         else:
             await _until_accepted("settle", lambda: self._billing.release(hold.turn_id))

@@ -26,6 +26,48 @@ class Caller:
     turn_id: str
     # ISO 3166-1 alpha-2 country whose rules hold for the account; empty: the default ones.
     jurisdiction: str = ""
+    # The API key that was used; empty: none.
+    key_id: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """The limit that left less than was asked for, and whose it is."""
+
+    # "budget", "tokens_per_minute" or "parallel".
+    limit: str
+    # "account", "key" or "organisation".
+    payer: str
+
+
+@dataclass(frozen=True, slots=True)
+class TokenAllowance:
+    """What is left of a minute's tokens, of whoever has the fewest."""
+
+    # Tokens a minute.
+    limit: int
+    remaining: int
+    # Until all are there again.
+    reset_s: float
+
+    def headers(self) -> dict[str, str]:
+        """The x-ratelimit headers, as OpenAI names and writes them."""
+        return {
+            "x-ratelimit-limit-tokens": str(self.limit),
+            "x-ratelimit-remaining-tokens": str(self.remaining),
+            "x-ratelimit-reset-tokens": f"{round(self.reset_s, 3):g}s",
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Grant:
+    """What is held for a turn."""
+
+    # Output tokens of all answers.
+    output_token_count: int
+    # Why they are fewer than were asked for; None: they are not.
+    bound: Bound | None = None
+    tokens: TokenAllowance | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,6 +291,8 @@ class ChoiceFinished:
     # that was cut began, in bytes of what was generated.
     filter_category: str = ""
     filter_offset: int = 0
+    # With "length" of an answer that was cut at the last token that is paid.
+    bound: Bound | None = None
 
 
 @dataclass(frozen=True, slots=True)

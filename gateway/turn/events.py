@@ -42,7 +42,7 @@ def weight(event: Event) -> int:
 def cuts_short(event: Event) -> bool:
     """Whether it ends what another owner would have gone on with."""
     if isinstance(event, ChoiceFinished):
-        return event.finish_reason == FINISH_CANCELLED
+        return event.finish_reason == FINISH_CANCELLED or event.bound is not None
     return isinstance(event, Failed)
 
 

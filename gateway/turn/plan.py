@@ -14,15 +14,26 @@ from functools import cached_property
 from typing import TypeVar
 
 from chatmesh.billing.v1.billing_pb2 import HoldRequest
+from chatmesh.content.v1 import content_pb2
 from chatmesh.conversation.v1 import conversation_pb2
 from chatmesh.gateway.v1 import journal_pb2 as pb
+from gateway.content import LIMITS, PAYERS
 from gateway.context.builder import ContextBuilder
 from gateway.context.parts import MESSAGES, Context
 from gateway.errors import bad_parameter
 from gateway.settings import TurnLimits
 from gateway.turn.background import Background
 from gateway.turn.checks import check, logprob_token_count_max
-from gateway.turn.domain import Ask, Caller, Message, ModelInfo, Prompt, Started
+from gateway.turn.domain import (
+    Ask,
+    Caller,
+    Grant,
+    Message,
+    ModelInfo,
+    Prompt,
+    Started,
+    TokenAllowance,
+)
 from gateway.turn.fair_queue import FairQueue
 from gateway.turn.stored import left_out_of_stored, left_out_to_stored
 from gateway.turn.threads import Threads
@@ -43,6 +54,8 @@ class Plan:
     """A turn that may run, in its stored form and in the words of a turn."""
 
     stored: pb.TurnPlan
+    # What was left of the minute's tokens when it was held; None: no limit, or not known here.
+    tokens: TokenAllowance | None = None
 
     @classmethod
     def read(cls, data: bytes) -> "Plan":
@@ -163,15 +176,15 @@ class Planner:
                 self.limits.answer_token_count_max[caller.tier], logprob_token_count_max(ask)
             )
             prompt = await self.context.encode(context, ask.max_tokens, limit)
-            async with self._held(ask, caller, prompt) as hold:
+            async with self._held(ask, caller, prompt) as (hold, grant):
                 screened = await screening
                 if screened.masked:  # the model reads, and the thread keeps, the masked messages
                     context = context.masked(screened.masked)
                     prompt = await self.context.encode(context, ask.max_tokens, prompt.max_tokens)
                     await self._raise_hold(hold, prompt)
         context = context.without(prompt.dropped_message_count)
-        found = _Found(model, thread, prompt, context, hold, screened)
-        return Plan(_stored(ask, caller, found))
+        found = _Found(model, thread, prompt, context, hold, grant, screened)
+        return Plan(_stored(ask, caller, found), grant.tokens)
 
     async def is_served_as_planned(self, plan: Plan) -> bool:
         """Whether the model still is the one that the turn began with."""
@@ -182,22 +195,24 @@ class Planner:
         return model.fingerprint == plan.model.fingerprint
 
     @asynccontextmanager
-    async def _held(self, ask: Ask, caller: Caller, prompt: Prompt) -> AsyncIterator[HoldRequest]:
-        """Holds the worst case; gives it back when what is inside fails.
+    async def _held(
+        self, ask: Ask, caller: Caller, prompt: Prompt
+    ) -> AsyncIterator[tuple[HoldRequest, Grant]]:
+        """Holds the worst case, or what there is room for; gives it back when what is inside fails.
 
         Raises:
-            MeshError: INSUFFICIENT_QUOTA and what else refuses a hold.
+            MeshError: INSUFFICIENT_QUOTA, RATE_LIMIT_EXCEEDED and what else refuses a hold.
         """
         hold = self.billing.hold_of(caller, ask, prompt, self.limits.hold_lifetime_s)
         try:
-            await self.billing.hold(hold)
+            grant = await self.billing.hold(hold)
         except (asyncio.CancelledError, MeshError) as error:
             # It may have been granted although we never heard.
             if isinstance(error, asyncio.CancelledError) or may_pass(error):
                 self._release(hold)
             raise
         try:
-            yield hold
+            yield hold, grant
         except BaseException:
             self._release(hold)
             raise
@@ -210,7 +225,7 @@ class Planner:
         """
         if len(prompt.token_ids) > hold.prompt_token_count:
             hold.prompt_token_count = len(prompt.token_ids)
-            await self.billing.extend(hold)
+            await self.billing.extend(hold, hold.output_token_count_max)
 
     def _release(self, hold: HoldRequest) -> None:
         self.background.start(self.billing.release(hold.turn_id), "release_hold")
@@ -226,12 +241,15 @@ class _Found:
     # What the model reads.
     context: Context
     hold: HoldRequest
+    grant: Grant
     screened: Screened
 
 
 def _stored(ask: Ask, caller: Caller, found: _Found) -> pb.TurnPlan:
     model, thread, prompt = found.model, found.thread, found.prompt
-    job = Job.of(ask, caller, prompt)
+    share = min(prompt.max_tokens, found.grant.output_token_count // ask.n)
+    job = Job.of(ask, caller, replace(prompt, max_tokens=share))
+    bound = found.grant.bound if share < prompt.max_tokens else None
     return pb.TurnPlan(
         turn_id=caller.turn_id,
         account_id=caller.account_id,
@@ -256,6 +274,9 @@ def _stored(ask: Ask, caller: Caller, found: _Found) -> pb.TurnPlan:
         include_usage=ask.include_usage,
         safe_text=found.screened.safe_text,
         safe_category=found.screened.category,
+        answer_token_count_max=prompt.max_tokens if share < prompt.max_tokens else 0,
+        limit=LIMITS[bound.limit] if bound else content_pb2.LIMIT_UNSPECIFIED,
+        limit_payer=PAYERS[bound.payer] if bound else content_pb2.PAYER_UNSPECIFIED,
     )
 
 

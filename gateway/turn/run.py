@@ -15,12 +15,14 @@ import structlog
 from gateway import errors, metrics
 from gateway.errors import is_public, public
 from gateway.settings import TurnLimits
+from gateway.turn.allotment import Allotment
 from gateway.turn.answer import Answer
 from gateway.turn.background import Background, wait_at_most
 from gateway.turn.choice import Choice
 from gateway.turn.conclude import Concluder, usage_of
 from gateway.turn.domain import (
     FINISH_CANCELLED,
+    ChoiceFinished,
     Event,
     Failed,
     Finished,
@@ -30,6 +32,7 @@ from gateway.turn.domain import (
 from gateway.turn.events import BEGINNING, EventLog, Numbered
 from gateway.turn.feed import WAITING_BYTES_MAX
 from gateway.turn.generation import Generator
+from gateway.turn.hold_clock import HoldClock
 from gateway.turn.journal import (
     CANCELLED,
     COMPLETED,
@@ -44,6 +47,8 @@ from gateway.turn.journal import (
 from gateway.turn.plan import Plan
 from gateway.turn.stored import read_batches
 from gateway.turn.watchdog import Watchdog
+from gateway.upstreams.billing import Billing
+from gateway.upstreams.failures import may_pass
 from gateway.upstreams.safety import Safety
 from mesh.chassis import deadlines
 from mesh.chassis.cancellation import is_cancelled
@@ -53,6 +58,7 @@ from mesh.chassis.errors import MeshError
 ATTEMPTS_OF_AN_OWNER = 100
 # So long the end of a turn waits for a journal that is away, where another end could be made.
 END_PATIENCE_S = 30.0
+UNPAID = "Billing does not answer, so that the rest cannot be paid for; try again shortly."
 # A turn that is read at another gateway is written so much more often.
 LISTENED_FLUSH_DIVISOR = 8
 MS = 1000
@@ -66,6 +72,7 @@ class Means:
 
     generator: Generator
     safety: Safety
+    billing: Billing
     concluder: Concluder
     writer: JournalWriter
     lease: Lease
@@ -100,7 +107,7 @@ class Run:
         # It is being found out whether anybody reads it.
         self.is_unread = False
         now = asyncio.get_running_loop().time()
-        self.renew_at = now + means.limits.hold_lifetime_s / 2
+        self._hold = HoldClock(means.limits.hold_lifetime_s, now, is_adopted=self._is_adopted)
         self.answers = [Answer(index) for index in range(plan.choice_count)]
         events = read_batches(batches, plan.started(journaled=True), self.answers)
         self.log = EventLog(events)
@@ -110,9 +117,12 @@ class Run:
         self.recording.on_fenced, self.recording.on_stopped = self._superseded, self.stop
         self.recording.on_away = self._unjournaled
         self._attempt = len(epoch_numbers) * ATTEMPTS_OF_AN_OWNER
+        self._allotment = Allotment(plan, means.generator, means.billing)
         self._begin = time.perf_counter()
         self._task: asyncio.Task[None] | None = None
         self._is_stopped = self._is_answering = self._is_stuck = False
+        # Why it must end, that is nobody's wish.
+        self._failure: MeshError | None = None
         self._watchdog = Watchdog(means.limits.turn_stall_s, now)
         # What is being made.
         self._choices: list[Choice] = []
@@ -164,6 +174,36 @@ class Run:
             if self._task:
                 self._task.cancel()
 
+    def pay(self, now: float) -> None:
+        """Lets its hold live on; ends it when that may not stand any more.
+
+        Args:
+            now: of the loop's clock, in seconds.
+        """
+        if self._hold.is_due(now):
+            self._means.background.start(self._renew(now), "renew_hold")
+        if self._hold.is_over(now) and self._is_answering:
+            self._fail(public(errors.SERVICE_UNAVAILABLE, UNPAID, service="billing"))
+
+    async def _renew(self, now: float) -> None:
+        self._hold.asked()
+        try:
+            await self._means.concluder.renew(self.plan, self._allotment.token_count)
+        except MeshError as error:
+            log.warning("hold_not_renewed", turn_id=self.plan.turn_id, reason=error.reason)
+            if may_pass(error):
+                self._hold.refused(asyncio.get_running_loop().time())
+            elif self._is_answering:  # others have what it held
+                self._fail(error)
+        else:
+            self._hold.renewed(now)
+
+    def _fail(self, failure: MeshError) -> None:
+        if self._failure is None:
+            self._failure = failure
+            if self._task:
+                self._task.cancel()
+
     async def leave(self) -> None:
         """Ends it here, so that another gateway may go on with it."""
         self.log.end(moved=True)
@@ -191,10 +231,11 @@ class Run:
         except asyncio.CancelledError as error:
             if not is_cancelled():  # of a call below: without an end its readers wait for ever
                 return FAILED, _failed(error)
-            if self._task is None or not (self._is_stopped or self._is_stuck):
+            if self._task is None or not (self._is_stopped or self._is_stuck or self._failure):
                 raise
             self._task.uncancel()
-            return (CANCELLED, None) if self._is_stopped else (FAILED, _failed(error))
+            is_wish, why = self._is_stopped, self._failure or error
+            return (CANCELLED, None) if is_wish else (FAILED, _failed(why))
         except Exception as error:
             return FAILED, _failed(error)
         finally:
@@ -233,11 +274,8 @@ class Run:
         await choice.run(self._publish, self._room)
 
     def _choice(self, answer: Answer, is_begun: bool) -> Choice:
-        job = self.plan.job.choice(answer.choice_index)
-        frames = self._means.generator.generate(
-            job, answer.token_ids, self._attempt, is_begun=is_begun
-        )
         plan = self.plan
+        frames = self._allotment.generate(answer, self._attempt, is_begun=is_begun)
         screen = self._means.safety.screen_reply(plan.caller, answer, is_json=plan.is_json)
         return Choice(answer, frames, screen)
 
@@ -264,6 +302,9 @@ class Run:
     def _publish(self, event: Event) -> None:
         if isinstance(event, TextDelta) and len(self.log.events) == 1:
             metrics.FIRST_TEXT_SECONDS.observe(time.perf_counter() - self._begin)
+        if isinstance(event, ChoiceFinished) and event.bound:
+            # Where a limit has no room now, another owner may find some.
+            self.recording.hold_back()
         numbered, recording = self.log.append(event), self.recording
         flush_s = self._means.limits.journal_flush_s
         if recording.may_show:

@@ -7,10 +7,21 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from chatmesh.chat.v1 import chat_pb2 as chat
+from chatmesh.content.v1 import content_pb2
 from chatmesh.gateway.v1 import journal_pb2 as pb
-from gateway.content import FINISH_REASONS, FINISH_WORDS, PART_WORDS, PARTS
+from gateway.content import (
+    FINISH_REASONS,
+    FINISH_WORDS,
+    LIMIT_WORDS,
+    LIMITS,
+    PART_WORDS,
+    PARTS,
+    PAYER_WORDS,
+    PAYERS,
+)
 from gateway.turn.answer import Answer, HeldFrame
 from gateway.turn.domain import (
+    Bound,
     ChoiceFinished,
     Event,
     Failed,
@@ -128,6 +139,7 @@ def event_to_stored(number: int, event: Event) -> pb.JournalEvent:
         stored.choice_finished.finish_reason = FINISH_REASONS[event.finish_reason]
         stored.choice_finished.filter_category = event.filter_category
         stored.choice_finished.filter_offset = event.filter_offset
+        bound_to_stored(event.bound, stored.choice_finished)
     elif isinstance(event, Finished):
         stored.finished.prompt_token_count = event.usage.prompt_token_count
         stored.finished.cached_token_count = event.usage.cached_token_count
@@ -149,7 +161,11 @@ def event_of_stored(stored: pb.JournalEvent, started: Started) -> Event:
         ended = stored.choice_finished
         reason = FINISH_WORDS[ended.finish_reason]
         return ChoiceFinished(
-            ended.choice_index, reason, ended.filter_category, ended.filter_offset
+            ended.choice_index,
+            reason,
+            ended.filter_category,
+            ended.filter_offset,
+            bound_of(ended.limit, ended.limit_payer),
         )
     if kind == "finished":
         used = stored.finished
@@ -160,6 +176,19 @@ def event_of_stored(stored: pb.JournalEvent, started: Started) -> Event:
         failed = stored.failed
         return Failed(failed.reason, failed.message, dict(failed.metadata))
     return started
+
+
+def bound_to_stored(bound: Bound | None, ended: chat.ChoiceFinished) -> None:
+    """Which limit cut an answer, as the contract has it."""
+    if bound:
+        ended.limit, ended.limit_payer = LIMITS[bound.limit], PAYERS[bound.payer]
+
+
+def bound_of(limit: int, payer: int) -> Bound | None:
+    """A limit of content.v1 and whose it is, in words; None: none, or one of a later version."""
+    found = LIMIT_WORDS.get(content_pb2.Limit.ValueType(limit))
+    whose = PAYER_WORDS.get(content_pb2.Payer.ValueType(payer), "account")
+    return Bound(found, whose) if found else None
 
 
 def left_out_to_stored(entry: LeftOut) -> chat.LeftOut:

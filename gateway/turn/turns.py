@@ -246,9 +246,7 @@ class Turns:
     def _look_after(self, run: Run) -> None:
         now, limits = asyncio.get_running_loop().time(), self._means.limits
         run.watch(now)
-        if now >= run.renew_at:
-            run.renew_at = now + limits.hold_lifetime_s / 2
-            self._means.background.start(self._means.concluder.renew(run.plan), "renew_hold")
+        run.pay(now)
         is_unread = run.log.idle_s >= limits.reader_grace_s and not run.plan.stored.background
         if is_unread and not run.is_unread:
             run.is_unread = True

@@ -7,11 +7,13 @@ from google.protobuf import duration_pb2
 
 from chatmesh.billing.v1 import billing_pb2 as pb
 from chatmesh.billing.v1 import billing_pb2_grpc
-from gateway.turn.domain import Ask, Caller, Prompt, Usage
+from gateway.turn.domain import Ask, Caller, Grant, Prompt, TokenAllowance, Usage
+from gateway.turn.stored import bound_of
 from gateway.upstreams.failures import translated
 from mesh.chassis.errors import MeshError
 
 HOLD_NOT_FOUND = "HOLD_NOT_FOUND"
+MS = 1000
 
 
 class Billing:
@@ -30,33 +32,68 @@ class Billing:
             account_id=caller.account_id,
             model=ask.model,
             prompt_token_count=len(prompt.token_ids),
+            # A token for each answer.
+            output_token_count_min=ask.n,
             output_token_count_max=ask.n * prompt.max_tokens,
             lifetime=_duration(lifetime_s),
+            key_id=caller.key_id,
         )
 
-    async def hold(self, hold: pb.HoldRequest) -> None:
-        """Reserves; repeatable.
+    async def hold(self, hold: pb.HoldRequest) -> Grant:
+        """Reserves as many of the tokens as there is room for; repeatable.
 
         Raises:
-            MeshError: INSUFFICIENT_QUOTA, SERVICE_UNAVAILABLE, TIMEOUT.
+            MeshError: INSUFFICIENT_QUOTA, RATE_LIMIT_EXCEEDED, SERVICE_UNAVAILABLE, TIMEOUT.
         """
         with translated("billing"):
-            await self._quota.Hold(hold)
+            held = await self._quota.Hold(hold)
+        tokens = None
+        if held.HasField("token_allowance"):
+            left = held.token_allowance
+            reset_s = left.reset.ToMilliseconds() / MS
+            tokens = TokenAllowance(left.limit, left.remaining, reset_s)
+        # Of the version before: all or nothing.
+        count = held.output_token_count or hold.output_token_count_max
+        return Grant(count, bound_of(held.bound.limit, held.bound.payer), tokens)
 
-    async def extend(self, hold: pb.HoldRequest) -> None:
-        """Lets a hold live for its lifetime from now, with at least the tokens it names.
+    async def extend(self, hold: pb.HoldRequest, output_token_count: int) -> None:
+        """Lets a hold live for its lifetime from now, with at least the prompt that it names.
+
+        Args:
+            hold: what was held.
+            output_token_count: what of it was granted, and more since; one that a crash of the
+                store forgot is held again with so many.
 
         Raises:
-            MeshError: INSUFFICIENT_QUOTA, SERVICE_UNAVAILABLE, TIMEOUT.
+            MeshError: INSUFFICIENT_QUOTA, RATE_LIMIT_EXCEEDED, SERVICE_UNAVAILABLE, TIMEOUT.
         """
         request = pb.ExtendRequest(
             turn_id=hold.turn_id,
             lifetime=hold.lifetime,
             prompt_token_count=hold.prompt_token_count,
-            output_token_count_max=hold.output_token_count_max,
+        )
+        again = pb.HoldRequest()
+        again.CopyFrom(hold)
+        again.output_token_count_min = again.output_token_count_max = output_token_count
+        with translated("billing"):
+            await self._of(again, lambda: self._quota.Extend(request))
+
+    async def raise_hold(self, hold: pb.HoldRequest, output_token_count: int) -> Grant:
+        """Raises a hold towards so many output tokens, as far as there is room.
+
+        Raises:
+            MeshError: SERVICE_UNAVAILABLE, TIMEOUT; INTERNAL_ERROR: the hold is not known.
+        """
+        request = pb.ExtendRequest(
+            turn_id=hold.turn_id,
+            lifetime=hold.lifetime,
+            prompt_token_count=hold.prompt_token_count,
+            output_token_count_max=output_token_count,
+            output_token_count_min=1,
         )
         with translated("billing"):
-            await self._of(hold, lambda: self._quota.Extend(request))
+            held = await self._quota.Extend(request)
+        return Grant(held.output_token_count, bound_of(held.bound.limit, held.bound.payer))
 
     async def settle(
         self,
@@ -65,6 +102,8 @@ class Billing:
         withheld_token_count: int,
         unsent_token_count: int = 0,
         further_steps: Sequence[pb.StepUsage] = (),
+        *,
+        cut_short: bool = False,
     ) -> None:
         """Replaces the hold by what was used. Repeatable.
 
@@ -74,6 +113,7 @@ class Billing:
             withheld_token_count: of these, withheld by safety.
             unsent_token_count: of these, neither released to a reader nor withheld.
             further_steps: the model calls after the first.
+            cut_short: nodes may have generated more than this: they were not through.
         """
         request = pb.SettleRequest(
             turn_id=hold.turn_id,
@@ -83,6 +123,7 @@ class Billing:
             withheld_token_count=withheld_token_count,
             unsent_token_count=unsent_token_count,
             steps=further_steps,
+            cut_short=cut_short,
         )
         with translated("billing"):
             await self._of(hold, lambda: self._quota.Settle(request))

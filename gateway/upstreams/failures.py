@@ -12,6 +12,8 @@ from mesh.chassis.errors import MeshError
 # (service, its reason) -> the public reason. What is not here is a fault of ours.
 REASONS = {
     ("billing", "BUDGET_EXHAUSTED"): errors.INSUFFICIENT_QUOTA,
+    ("billing", "TOKEN_RATE_EXCEEDED"): errors.RATE_LIMIT_EXCEEDED,
+    ("billing", "PARALLEL_EXCEEDED"): errors.RATE_LIMIT_EXCEEDED,
     ("billing", "ACCOUNT_NOT_FOUND"): errors.INVALID_API_KEY,
     ("billing", "ACCOUNT_CLOSED"): errors.INVALID_API_KEY,
     ("billing", "KEY_NOT_FOUND"): errors.INVALID_API_KEY,
@@ -50,6 +52,8 @@ PARAMS = {
 FIELDS = {"calls": "tools"}
 # Reasons whose own words are for the client; others could speak of what is not theirs.
 SPOKEN = {errors.CONTEXT_LENGTH_EXCEEDED, errors.INVALID_PARAMETER}
+# Whose limit it was, and how much it is.
+LIMIT_FACTS = ("payer", "limit")
 RETRY_AFTER_S_DEFAULT = 1.0
 # What the same call may mend later.
 TRANSIENT = {
@@ -67,6 +71,12 @@ _MESSAGES = {
     errors.OVERLOADED: "All nodes are busy; try again shortly.",
     errors.INTERNAL_ERROR: "A fault of ours; try again, and tell the operator if it stays.",
 }
+# By the upstream's reason, where one of ours has several.
+_LIMITS = {
+    "TOKEN_RATE_EXCEEDED": "The tokens of this minute are used up or reserved; ask for fewer "
+    "max_tokens, or try again in the next minute.",
+    "PARALLEL_EXCEEDED": "As many requests run as may run at once; wait for one of them to end.",
+}
 
 
 def translate(service: str, error: MeshError) -> MeshError:
@@ -74,14 +84,17 @@ def translate(service: str, error: MeshError) -> MeshError:
     if errors.is_public(error) and (service, error.reason) not in REASONS:
         return error
     reason = REASONS.get((service, error.reason)) or _by_code(error)
-    message = _MESSAGES.get(reason, "")
+    message = _LIMITS.get(error.reason) or _MESSAGES.get(reason, "")
     if reason in SPOKEN:
         message = error.message
     elif reason == errors.SERVICE_UNAVAILABLE:
         message = f"The {service} service does not answer; try again shortly."
     elif reason == errors.TIMEOUT:
         message = f"The {service} service took too long; try again shortly."
-    facts = {} if reason not in SPOKEN else dict(error.metadata)
+    told = error.metadata if reason in SPOKEN else {}
+    if reason in (errors.INSUFFICIENT_QUOTA, errors.RATE_LIMIT_EXCEEDED):
+        told = {key: error.metadata[key] for key in LIMIT_FACTS if key in error.metadata}
+    facts = dict(told)
     facts.pop("field", None)
     if param := _param(service, reason, error):
         facts["param"] = param

@@ -8,9 +8,11 @@ from types import SimpleNamespace
 from typing import Any
 
 from billing_svc import ledger, quota
+from billing_svc.hold_rows import Held, HoldRow
 from billing_svc.ledger import Entry, Usage
 from billing_svc.prices import Price
-from billing_svc.quota_store import Held, month_of
+from billing_svc.quota import Counts
+from billing_svc.quota_store import Extended, minute_of, month_of
 from billing_svc.service import QuotaService
 from billing_svc.turn import SettledCounts, State, Turn
 from tests.simulation.loop import Process, VirtualLoop
@@ -32,35 +34,56 @@ class Store:
         self.reports: list[Usage] = []
         self._waiting: list[Usage] = []
 
-    async def hold(self, *, turn_id: str, now: dt.datetime, lifetime: Any, **found: Any) -> Held:
+    async def hold(self, row: HoldRow) -> Held:
         """As billing.hold in the schema, for an account without a limit."""
+        turn_id, now = row.turn_id, row.now
         turn = self.turns.get(turn_id)
         if turn is None:
-            turn = Turn(turn_id=turn_id, expire_time=now + lifetime, **found)
-        elif turn.account_id != found["account_id"]:
-            return Held("other_account", 0, 0, now)
+            turn = Turn(
+                turn_id=turn_id,
+                account_id=row.account_id,
+                model=row.model,
+                price=PRICE,
+                amount_nanousd=row.prompt_count * PRICE.input_nanousd
+                + row.output_count_max * PRICE.output_nanousd,
+                expire_time=row.expire_time,
+                held_prompt_count=row.prompt_count,
+                held_output_count=row.output_count_max,
+            )
+        elif turn.account_id != row.account_id:
+            return Held("other_account", 0, 0, None, -1, None, None, now)
         elif turn.state is State.EXPIRED:
-            turn = replace(turn, state=State.OPEN, expire_time=now + lifetime)
+            turn = replace(turn, state=State.OPEN, expire_time=row.expire_time)
         self.turns[turn_id] = turn
         waiting = [each for each in self._waiting if each.turn_id == turn_id]
         self._waiting = [each for each in self._waiting if each.turn_id != turn_id]
         for usage in waiting:
             self._charge(usage, now)
-        return Held("held", turn.amount_nanousd, -1, turn.expire_time)
+        count = turn.held_output_count
+        return Held("held", turn.amount_nanousd, count, None, -1, None, None, turn.expire_time)
 
     async def extend(
-        self, turn_id: str, prompt: int, output: int, now: dt.datetime, lifetime: dt.timedelta
-    ) -> Turn | None:
+        self, turn_id: str, counts: Counts, now: dt.datetime, lifetime: dt.timedelta
+    ) -> Extended | None:
         turn = self.turns.get(turn_id)
-        if turn:
-            self.turns[turn_id] = quota.extended(turn, prompt, output, now + lifetime)
-        return self.turns.get(turn_id)
+        if turn is None:
+            return None
+        asked = quota.raise_of(turn, counts)
+        minute = minute_of(now)
+        after = quota.extended(turn, asked, asked.output_count_max, minute, now + lifetime)
+        self.turns[turn_id] = after
+        return Extended(after, None)
 
     async def settle(
-        self, turn_id: str, counts: Sequence[SettledCounts], now: dt.datetime
+        self,
+        turn_id: str,
+        counts: Sequence[SettledCounts],
+        now: dt.datetime,
+        *,
+        cut_short: bool = False,
     ) -> Turn | None:
         if turn := self.turns.get(turn_id):
-            self.turns[turn_id] = after = quota.settled(turn, counts, now)
+            self.turns[turn_id] = after = quota.settled(turn, counts, now, cut_short=cut_short)
             if turn.settle_time is None and after.settle_time is not None:
                 self.settled_count[turn_id] += 1
         return self.turns.get(turn_id)

@@ -143,6 +143,7 @@ class World:
         means = Means(
             generator=Generator(inference, pool, LIMITS),
             safety=safety,
+            billing=billing,
             concluder=Concluder(billing, conversation),
             writer=JournalWriter(journal),
             lease=Lease(),

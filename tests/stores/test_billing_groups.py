@@ -12,7 +12,7 @@ import pytest
 from prometheus_client import REGISTRY
 from ulid import ULID
 
-from billing_svc.hold_rows import Held
+from billing_svc.hold_rows import Held, HoldRow
 from billing_svc.ledger import Kind, Usage
 from billing_svc.ledger_store import LedgerStore, Report
 from billing_svc.prices import Price
@@ -22,7 +22,7 @@ from billing_svc.turn import SettledCounts, State, Turn
 from mesh.chassis.errors import MeshError
 from tests.support.billing import check_books, event
 
-PRICE = Price(20, 5, 60, version="test-1")
+PRICE = Price(1, 1, 60, version="test-1")
 # The last seconds of a month: operations of one group may belong to two months.
 START = dt.datetime(2026, 11, 30, 23, 59, 50, tzinfo=dt.UTC)
 LIFETIME = dt.timedelta(seconds=12)
@@ -48,7 +48,7 @@ class Side:
             *(account, START),
         )
         await self.owner.execute(
-            "INSERT INTO billing.balances (account_id, monthly_budget_nanousd, budget_is_default,"
+            "INSERT INTO billing.balances (payer_id, monthly_budget_nanousd, budget_is_default,"
             " period) VALUES ($1, $2, false, '2026-11-01')",
             *(account, budget_nanousd),
         )
@@ -57,15 +57,15 @@ class Side:
 
     async def hold(self, turn: str, account: str, amount: int = 100, at_s: float = 0) -> Held:
         """Asks for a hold `at_s` seconds after the start."""
-        return await self.quota.hold(
-            turn_id=turn,
-            account_id=account,
-            model="small",
-            price=PRICE,
-            amount_nanousd=amount,
-            now=START + dt.timedelta(seconds=at_s),
-            lifetime=LIFETIME,
+        now = START + dt.timedelta(seconds=at_s)
+        prices = (
+            PRICE.version,
+            PRICE.input_nanousd,
+            PRICE.cached_input_nanousd,
+            PRICE.output_nanousd,
         )
+        row = HoldRow(turn, account, "", "small", *prices, amount, 0, 0, now, now + LIFETIME)
+        return await self.quota.hold(row)
 
     async def settle(self, turn: str, output: int, at_s: float = 0) -> Turn | None:
         """Settles with so many tokens of output."""
@@ -98,7 +98,7 @@ class Side:
         """The rows of its accounts, with what differs between sides taken out."""
         found = []
         for query in (
-            "SELECT * FROM billing.balances WHERE account_id = ANY($1) ORDER BY account_id",
+            "SELECT * FROM billing.balances WHERE payer_id = ANY($1) ORDER BY payer_id",
             "SELECT * FROM billing.turns WHERE account_id = ANY($1) ORDER BY turn_id",
             "SELECT account_id, turn_id, first_position, end_position, cost_nanousd, create_time"
             " FROM billing.ledger WHERE account_id = ANY($1) ORDER BY turn_id, first_position",
@@ -206,7 +206,7 @@ async def test_groups_do_what_one_by_one_does(
     rows = sum(a[1] - b[1] for a, b in zip(after, before, strict=True))
     assert (groups, rows) == (30 + asked, 2 * asked)
     outcomes = {one.outcome for one, _ in answers if isinstance(one, Held)}
-    assert outcomes >= {"held", "exhausted"}
+    assert outcomes >= {"held", "refused"}
 
 
 async def test_holds_of_one_account_in_one_group_see_each_other(
@@ -217,9 +217,9 @@ async def test_holds_of_one_account_in_one_group_see_each_other(
     asked = [(turn, account if n % 2 else other) for n, turn in enumerate(side.turns[:12])]
     answers = await asyncio.gather(*(side.hold(*one) for one in asked))
     # In the order asked, the first ones get it; the answers are the callers' own.
-    assert [one.outcome for one in answers[1::2]] == ["held"] * 4 + ["exhausted"] * 2
+    assert [one.outcome for one in answers[1::2]] == ["held"] * 4 + ["refused"] * 2
     assert [one.available_nanousd for one in answers[1::2]] == [350, 250, 150, 50, 50, 50]
-    assert [one.outcome for one in answers[::2]] == ["held"] * 2 + ["exhausted"] * 4
+    assert [one.outcome for one in answers[::2]] == ["held"] * 2 + ["refused"] * 4
     assert (await side.hold(side.turns[20], f"acc_{ULID()}")).outcome == "no_account"
 
 
@@ -294,9 +294,7 @@ async def test_groups_of_two_processes_never_wait_for_each_other(
 async def locked(owner: asyncpg.Connection, account: str) -> AsyncIterator[None]:
     """Somebody else's transaction holds the account's balance."""
     async with owner.transaction():
-        await owner.execute(
-            "SELECT FROM billing.balances WHERE account_id = $1 FOR UPDATE", account
-        )
+        await owner.execute("SELECT FROM billing.balances WHERE payer_id = $1 FOR UPDATE", account)
         yield
 
 
@@ -339,7 +337,7 @@ async def test_a_group_that_holds_again_takes_turns_before_balances(
     again, fresh = side.turns[:2]
     await side.hold(again, account)
     late = START + dt.timedelta(seconds=20)
-    await side.fetch("SELECT billing.expire_holds($1, '', $2)", account, late)
+    await side.quota.expire(late)
     async with side.owner.transaction():
         await side.owner.execute("SELECT FROM billing.turns WHERE turn_id = $1 FOR UPDATE", again)
         # The fresh one, asked first, does not lock the balance and wait for the turn then.
@@ -349,7 +347,7 @@ async def test_a_group_that_holds_again_takes_turns_before_balances(
         await waiting_pids(side.owner)
         await side.owner.execute("SET LOCAL lock_timeout = 100")
         await side.owner.execute(
-            "SELECT FROM billing.balances WHERE account_id = $1 FOR UPDATE", account
+            "SELECT FROM billing.balances WHERE payer_id = $1 FOR UPDATE", account
         )
     assert [one.outcome for one in await group] == ["held", "held"]
     await check_books(side, account)
@@ -382,7 +380,7 @@ async def test_a_connection_that_dies_under_a_group_charges_nobody_twice(
     repeated = await asyncio.gather(*map(ask, lost or turns))
     assert not any(one is None for one in repeated)
     reserved = await side.owner.fetchval(
-        "SELECT reserved_nanousd FROM billing.balances WHERE account_id = $1", account
+        "SELECT reserved_nanousd FROM billing.balances WHERE payer_id = $1", account
     )
     assert reserved == 8 * (100 if kind == "hold" else 60)
     await check_books(side, account)

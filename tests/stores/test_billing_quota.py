@@ -68,6 +68,7 @@ async def test_the_refusal_says_what_is_there_and_what_is_needed(meter: Meter) -
     assert error.metadata == {
         "available_nanousd": str(WORST_CASE - 1),
         "required_nanousd": str(WORST_CASE),
+        "payer": "account",
     }
     assert "fewer tokens" in error.message
 
@@ -183,7 +184,8 @@ async def test_extend_renews_and_raises(meter: Meter) -> None:
         )
     )
     assert error.reason == "BUDGET_EXHAUSTED"
-    assert error.metadata == {"available_nanousd": "0", "required_nanousd": "60"}
+    found = {"available_nanousd": "0", "required_nanousd": "60", "payer": "account"}
+    assert error.metadata == found
     # It had expired, nobody swept it yet, and the budget is full: its own money makes the room.
     meter.pass_time(seconds=301)
     answer = await meter.quota.Extend(pb.ExtendRequest(turn_id=turn, lifetime=lifetime))

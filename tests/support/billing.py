@@ -15,6 +15,7 @@ from billing_svc.account_store import AccountStore
 from billing_svc.audit_service import AuditService
 from billing_svc.audit_store import AuditStore
 from billing_svc.ledger_store import LedgerStore
+from billing_svc.limit_store import LimitStore
 from billing_svc.price_file import PriceFile
 from billing_svc.quota_store import QuotaStore
 from billing_svc.repair_store import RepairStore
@@ -145,18 +146,21 @@ async def metered(dsn: str, folder: Path) -> AsyncIterator[Meter]:
     def clock() -> dt.datetime:
         return meters[0].now
 
-    budgets = Settings(database_url=dsn, redis_url="redis://unused").budgets
-    accounts = AccountStore(store, budgets)
+    tiers = Settings(database_url=dsn, redis_url="redis://unused").tiers
+    accounts, limits = AccountStore(store, tiers), LimitStore(store)
     servicers = [
         (rpc.add_KeyServiceServicer_to_server, KeyService(accounts, clock)),
-        (rpc.add_AccountAdminServiceServicer_to_server, AccountAdminService(accounts, clock)),
+        (
+            rpc.add_AccountAdminServiceServicer_to_server,
+            AccountAdminService(accounts, limits, clock),
+        ),
         (
             rpc.add_QuotaServiceServicer_to_server,
             QuotaService(QuotaStore(store), price_file, clock),
         ),
         (
             rpc.add_UsageServiceServicer_to_server,
-            UsageService(LedgerStore(store), price_file, clock),
+            UsageService(LedgerStore(store), limits, price_file, clock),
         ),
         (
             rpc.add_AuditServiceServicer_to_server,
@@ -193,21 +197,19 @@ async def check_books(meter: Reader, account: str) -> None:
         account,
     )
     totals = await meter.fetch(
-        "SELECT period, model, input_token_count, cached_input_token_count, output_token_count,"
-        " cost_nanousd, turn_count FROM billing.usage_totals WHERE account_id = $1 ORDER BY 1, 2",
+        "SELECT period, model, sum(input_token_count), sum(cached_input_token_count),"
+        " sum(output_token_count), sum(cost_nanousd), sum(turn_count)"
+        " FROM billing.usage_totals WHERE account_id = $1 GROUP BY 1, 2 ORDER BY 1, 2",
         account,
     )
     assert [tuple(row) for row in ledger] == [tuple(row) for row in totals]
-    (balance,) = await meter.fetch(
-        "SELECT b.reserved_nanousd, coalesce((SELECT sum(reserved_nanousd) FROM billing.turns t"
-        " WHERE t.account_id = b.account_id), 0) AS turns, b.spent_nanousd,"
-        " coalesce((SELECT sum(cost_nanousd) FROM billing.ledger l WHERE l.account_id ="
-        " b.account_id AND billing.month_of(l.create_time) = b.period), 0) AS ledger"
-        " FROM billing.balances b WHERE account_id = $1",
+    payers = await meter.fetch(
+        "SELECT $1 AS payer UNION SELECT unnest(other_payers) FROM billing.turns"
+        " WHERE account_id = $1",
         account,
     )
-    assert balance["reserved_nanousd"] == balance["turns"]
-    assert balance["spent_nanousd"] == balance["ledger"]
+    for row in payers:
+        await check_balance(meter, row["payer"])
     (drift,) = await meter.fetch(
         "SELECT count(*) AS count FROM billing.turns t WHERE account_id = $1 AND ledger_nanousd"
         " <> coalesce((SELECT sum(cost_nanousd) FROM billing.ledger l"
@@ -215,3 +217,23 @@ async def check_books(meter: Reader, account: str) -> None:
         account,
     )
     assert drift["count"] == 0
+
+
+async def check_balance(meter: Reader, payer: str) -> None:
+    """A payer's balance must be what its turns and their ledger entries say."""
+    (balance,) = await meter.fetch(
+        "SELECT b.reserved_nanousd, b.spent_nanousd, b.running,"
+        " coalesce(sum(t.reserved_nanousd), 0) AS turns,"
+        " count(*) FILTER (WHERE t.state = 1) AS open,"
+        " coalesce((SELECT sum(cost_nanousd) FROM billing.ledger l WHERE"
+        "  billing.month_of(l.create_time) = b.period AND (l.account_id = b.payer_id"
+        "  OR l.turn_id IN (SELECT o.turn_id FROM billing.turns o WHERE"
+        "  b.payer_id = ANY (o.other_payers)))), 0) AS ledger"
+        " FROM billing.balances b LEFT JOIN billing.turns t"
+        "  ON t.account_id = b.payer_id OR b.payer_id = ANY (t.other_payers)"
+        " WHERE b.payer_id = $1 GROUP BY b.payer_id",
+        payer,
+    )
+    assert balance["reserved_nanousd"] == balance["turns"]
+    assert balance["running"] == balance["open"]
+    assert balance["spent_nanousd"] == balance["ledger"]

@@ -7,11 +7,11 @@ Words are tokens here: "two words" is two tokens, each id the word's place in `W
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import grpc
 
-from chatmesh.billing.v1 import billing_pb2, billing_pb2_grpc
+from chatmesh.billing.v1 import billing_pb2_grpc
 from chatmesh.content.v1 import content_pb2
 from chatmesh.conversation.v1 import conversation_pb2, conversation_pb2_grpc
 from chatmesh.inference.v1 import inference_pb2, inference_pb2_grpc
@@ -19,105 +19,12 @@ from chatmesh.safety.v1 import safety_pb2, safety_pb2_grpc
 from chatmesh.tokenizer.v1 import tokenizer_pb2, tokenizer_pb2_grpc
 from mesh.chassis.errors import MeshError
 from tests.support.call_syntax import CALL_SYNTAX
+from tests.support.fake_billing import FakeBilling
+from tests.support.fake_faults import Faults, failure
 
 MODEL = "chatmesh-tiny"
 CONTEXT = 4096
 FOREVER_S = 30.0
-
-
-@dataclass
-class Faults:
-    """Errors to raise, by method name; a list is used up one by one."""
-
-    by_method: dict[str, list[MeshError]] = field(default_factory=dict)
-
-    def add(self, method: str, *errors: MeshError) -> None:
-        self.by_method.setdefault(method, []).extend(errors)
-
-    def check(self, method: str) -> None:
-        if waiting := self.by_method.get(method):
-            raise waiting.pop(0)
-
-
-def failure(code: grpc.StatusCode, reason: str = "", **metadata: str) -> MeshError:
-    return MeshError(code, reason, f"{reason or code.name} happened", metadata=metadata)
-
-
-class FakeBilling(
-    billing_pb2_grpc.QuotaServiceServicer,
-    billing_pb2_grpc.UsageServiceServicer,
-    billing_pb2_grpc.KeyServiceServicer,
-):
-    """Notes holds; resolves the keys it was given."""
-
-    def __init__(self) -> None:
-        self.faults = Faults()
-        self.calls: list[str] = []
-        self.holds: dict[str, billing_pb2.HoldRequest] = {}
-        self.settled: dict[str, billing_pb2.SettleRequest] = {}
-        self.released: list[str] = []
-        self.extended: list[billing_pb2.ExtendRequest] = []
-        self.concluded = asyncio.Event()
-        self.keys: dict[bytes, billing_pb2.ResolveKeyResponse] = {}
-        self.subjects: list[billing_pb2.ResolveSubjectRequest] = []
-        self.hold_gate: asyncio.Event | None = None
-        self.called = {name: asyncio.Event() for name in ("Hold", "Extend")}
-
-    def _note(self, method: str) -> None:
-        self.calls.append(method)
-        if method in self.called:
-            self.called[method].set()
-        self.faults.check(method)
-
-    async def Hold(self, request, context):
-        self._note("Hold")
-        if self.hold_gate:
-            await self.hold_gate.wait()
-        self.holds[request.turn_id] = request
-        return billing_pb2.HoldResponse(held_nanousd=1, available_nanousd=-1)
-
-    async def Extend(self, request, context):
-        self._note("Extend")
-        self.extended.append(request)
-        return billing_pb2.ExtendResponse()
-
-    async def Settle(self, request, context):
-        self._note("Settle")
-        self.settled[request.turn_id] = request
-        self.concluded.set()
-        return billing_pb2.SettleResponse()
-
-    async def Release(self, request, context):
-        self._note("Release")
-        self.released.append(request.turn_id)
-        self.concluded.set()
-        return billing_pb2.ReleaseResponse()
-
-    async def GetUsage(self, request, context):
-        self._note("GetUsage")
-        return billing_pb2.GetUsageResponse(
-            period=request.period or "2026-11",
-            input_token_count=100,
-            cached_input_token_count=40,
-            output_token_count=25,
-            cost_nanousd=1_500_000,
-            budget_nanousd=-1,
-            turn_count=3,
-            models=[billing_pb2.ModelUsage(model=MODEL, input_token_count=100, cost_nanousd=1)],
-        )
-
-    async def ResolveKey(self, request, context):
-        self._note("ResolveKey")
-        if found := self.keys.get(request.key_digest):
-            return found
-        raise failure(grpc.StatusCode.NOT_FOUND, "KEY_NOT_FOUND")
-
-    async def ResolveSubject(self, request, context):
-        self._note("ResolveSubject")
-        self.subjects.append(request)
-        return billing_pb2.ResolveSubjectResponse(
-            account=billing_pb2.Account(id=f"acc_{request.subject}", tier=request.tier)
-        )
 
 
 class FakeConversation(
@@ -434,6 +341,10 @@ class FakeInference(inference_pb2_grpc.InferenceServiceServicer):
             position += len(ids)
             if position <= emitted:
                 continue
+            if position > request.max_tokens:  # a frame has a token more than may be generated
+                position -= len(ids)
+                script = replace(script, finish=content_pb2.FINISH_REASON_LENGTH)
+                break
             if script.error and sent == (script.break_after or 0):
                 raise script.error
             if sent and script.frames[index - 1] and self.pace:

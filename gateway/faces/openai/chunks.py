@@ -130,6 +130,9 @@ def ending(event: ChoiceFinished) -> dict[str, object]:
     """How an answer ended; what OpenAI has no word for stands beside its own."""
     if event.finish_reason == FINISH_CANCELLED:
         return {"finish_reason": "stop", "cancelled": True}
+    if event.bound:
+        limit = {"kind": event.bound.limit, "of": event.bound.payer}
+        return {"finish_reason": event.finish_reason, "limit": limit}
     if not event.filter_category:
         return {"finish_reason": event.finish_reason}
     found = {"category": event.filter_category, "offset": event.filter_offset}

@@ -6,7 +6,7 @@ from typing import Any
 
 from chatmesh.billing.v1 import billing_pb2
 from chatmesh.conversation.v1 import conversation_pb2
-from gateway.content import FINISH_WORDS, ROLE_WORDS
+from gateway.content import FINISH_WORDS, PAYER_WORDS, ROLE_WORDS
 from gateway.errors import bad_parameter
 from gateway.faces.openai.chunks import call_object
 from gateway.turn.domain import ModelInfo
@@ -115,6 +115,25 @@ def _usd(nanousd: int) -> float | None:
     return None if nanousd < 0 else nanousd / NANOUSD_PER_USD
 
 
+def _limits(found: billing_pb2.Limits) -> dict[str, object]:
+    """What may be used, and is; null is no limit."""
+    return {
+        "id": found.id,
+        "of": PAYER_WORDS.get(found.payer, "account"),
+        "budget_usd": _usd(found.monthly_budget_nanousd),
+        "spent_usd": _usd(found.spent_nanousd),
+        "held_usd": _usd(found.held_nanousd),
+        "tokens_per_minute": _count(found.tokens_per_minute),
+        "tokens_this_minute": found.minute_token_count,
+        "parallel_requests": _count(found.parallel_max),
+        "running_requests": found.running_count,
+    }
+
+
+def _count(limit: int) -> int | None:
+    return None if limit < 0 else limit
+
+
 def usage(found: billing_pb2.GetUsageResponse) -> bytes:
     """The usage of a month; a budget of null is no limit."""
     return _json(
@@ -127,7 +146,21 @@ def usage(found: billing_pb2.GetUsageResponse) -> bytes:
             "total_tokens": found.input_token_count + found.output_token_count,
             "cost_usd": _usd(found.cost_nanousd),
             "budget_usd": _usd(found.budget_nanousd),
+            "held_usd": _usd(found.held_nanousd),
             "turn_count": found.turn_count,
+            "limits": [_limits(each) for each in found.limits],
+            "keys": [
+                {
+                    "key_id": each.key_id or None,
+                    "name": each.name,
+                    "input_tokens": each.input_token_count,
+                    "cached_input_tokens": each.cached_input_token_count,
+                    "output_tokens": each.output_token_count,
+                    "cost_usd": _usd(each.cost_nanousd),
+                    "turn_count": each.turn_count,
+                }
+                for each in found.keys
+            ],
             "models": [
                 {
                     "model": each.model,

@@ -12,7 +12,7 @@ from chatmesh.gateway.v1 import gateway_pb2 as pb
 from chatmesh.gateway.v1 import gateway_pb2_grpc
 from gateway import errors
 from gateway.errors import public
-from gateway.faces.entry import ChatAdmission, HeadedContext
+from gateway.faces.entry import ChatAdmission, HeadedContext, token_headers
 from gateway.faces.identity import caller_of, idempotency_key, last_event_id
 from gateway.faces.openai import listings
 from gateway.faces.openai.requests import parse_changes, parse_chat_completion
@@ -63,6 +63,7 @@ class OpenAIService(gateway_pb2_grpc.OpenAIServiceServicer):
             wanted = parse_chat_completion(body)
             digest = sha256(body).hexdigest() if key else ""
             following = await self._turns.begin(wanted.ask, caller, key, digest)
+            answer.headers = (*headers, *token_headers(following.plan))
             if wanted.ask.background and not wanted.stream:
                 view = await self._turns.promised(following.plan.turn_id, caller.account_id)
         except Exception as error:

@@ -3,8 +3,9 @@
 import datetime as dt
 from dataclasses import replace
 
-from billing_svc import quota
+from billing_svc import ledger, quota
 from billing_svc.prices import Price
+from billing_svc.quota import Counts
 from billing_svc.turn import SettledCounts, State, Step, Turn
 
 NOW = dt.datetime(2026, 11, 21, 12, tzinfo=dt.UTC)
@@ -17,14 +18,14 @@ def turn(**changes: object) -> Turn:
         account_id="a",
         model="m",
         price=PRICE,
-        amount_nanousd=quota.worst_case_nanousd(PRICE, 10, 100),
+        amount_nanousd=10 * 20 + 100 * 60,
+        held_prompt_count=10,
+        held_output_count=100,
+        minute=7,
+        minute_token_count=110,
         expire_time=NOW + dt.timedelta(seconds=120),
     )
     return replace(made, **changes)  # type: ignore[arg-type]
-
-
-def test_the_worst_case_is_no_cache_and_every_token() -> None:
-    assert quota.worst_case_nanousd(PRICE, 10, 100) == 10 * 20 + 100 * 60
 
 
 def test_cost_by_the_gateways_count() -> None:
@@ -77,12 +78,54 @@ def test_a_hold_expires_at_its_time_and_only_while_open() -> None:
 
 def test_extend_opens_again_and_never_shortens() -> None:
     later = NOW + dt.timedelta(hours=1)
-    after = quota.extended(turn(state=State.EXPIRED), 10, 110, later)
+    after = extended(turn(state=State.EXPIRED), Counts(10, 110, 110), later)
     assert (after.state, after.amount_nanousd, after.expire_time) == (State.OPEN, 6800, later)
-    assert quota.extended(after, 10, 110, later) == after  # repeatable
-    assert quota.extended(turn(), 0, 0, NOW).expire_time == turn().expire_time
+    assert extended(after, Counts(10, 110, 110), later) == after  # repeatable
+    assert extended(turn(), Counts(0, 0, 0), NOW).expire_time == turn().expire_time
     settled = quota.settled(turn(), [SettledCounts(10, 0, 5)], NOW)
-    assert quota.extended(settled, 10, 110, later) == settled
+    assert extended(settled, Counts(10, 110, 110), later) == settled
+
+
+def test_what_is_asked_for_is_what_is_missing() -> None:
+    assert quota.raise_of(turn(), Counts(12, 90, 130)) == (40, 2, 0, 30, False)
+    assert quota.raise_of(turn(), Counts(0, 0, 0)).is_none
+    # Expired: all of it again, less what the ledger has.
+    lapsed = turn(state=State.EXPIRED, ledger_nanousd=200)
+    assert quota.raise_of(lapsed, Counts(0, 0, 0)) == (6000, 0, 0, 0, True)
+
+
+def test_tokens_of_a_minute_come_back_when_they_were_not_used() -> None:
+    used = [SettledCounts(10, 0, 5)]
+    assert quota.settled(turn(), used, NOW).minute_token_count == 15
+    assert quota.released(turn(), NOW).minute_token_count == 0
+    # Of what was reserved in an earlier minute nothing comes back.
+    later = extended(turn(), Counts(10, 120, 120), NOW, minute=8)
+    assert (later.minute, later.minute_token_count) == (8, 20)
+    assert quota.settled(later, used, NOW).minute_token_count == 0
+    assert quota.settled(later, [SettledCounts(10, 0, 115)], NOW).minute_token_count == 15
+    same = extended(turn(), Counts(10, 120, 120), NOW, minute=7)
+    assert (same.minute, same.minute_token_count) == (7, 130)
+
+
+def test_an_answer_that_was_cut_short_keeps_what_it_held_until_its_nodes_are_heard() -> None:
+    counts = [SettledCounts(10, 0, 5, unsent=1)]
+    after = quota.settled(turn(), counts, NOW, cut_short=True)
+    assert (after.amount_nanousd, after.reserved_nanousd) == (500, 6200)
+    step = Step(covered_input=((0, 10),), covered_output=(((0, 8),),))
+    more = replace(after, steps=(replace(after.steps[0], **vars_of(step)),), ledger_nanousd=680)
+    assert more.closed_if_complete() == more
+    assert more.reserved_nanousd == 6200 - 680
+    done = ledger.reconciled(more, NOW.date()).turn
+    assert (done.state, done.reserved_nanousd) == (State.CLOSED, 0)
+
+
+def vars_of(step: Step) -> dict[str, object]:
+    return {"covered_input": step.covered_input, "covered_output": step.covered_output}
+
+
+def extended(before: Turn, counts: Counts, until: dt.datetime, minute: int = 7) -> Turn:
+    asked = quota.raise_of(before, counts)
+    return quota.extended(before, asked, asked.output_count_max, minute, until)
 
 
 def test_a_settlement_has_counts_for_each_step() -> None:

@@ -55,6 +55,12 @@ class _ReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Reason.ValueTy
     """The page token is not one of this list."""
     REASON_STORE_UNAVAILABLE: _Reason.ValueType  # 11
     """PostgreSQL does not answer."""
+    REASON_TOKEN_RATE_EXCEEDED: _Reason.ValueType  # 12
+    """The minute's tokens are used up or reserved; metadata "payer", "limit" (tokens a minute)."""
+    REASON_PARALLEL_EXCEEDED: _Reason.ValueType  # 13
+    """As many turns run as may; metadata "payer", "limit" (turns)."""
+    REASON_ORGANISATION_NOT_FOUND: _Reason.ValueType  # 14
+    """No organisation has this id."""
 
 class Reason(_Reason, metaclass=_ReasonEnumTypeWrapper):
     """Reason is the ErrorInfo.reason of every failure of this service, without the prefix REASON_."""
@@ -83,7 +89,37 @@ REASON_BAD_PAGE_TOKEN: Reason.ValueType  # 10
 """The page token is not one of this list."""
 REASON_STORE_UNAVAILABLE: Reason.ValueType  # 11
 """PostgreSQL does not answer."""
+REASON_TOKEN_RATE_EXCEEDED: Reason.ValueType  # 12
+"""The minute's tokens are used up or reserved; metadata "payer", "limit" (tokens a minute)."""
+REASON_PARALLEL_EXCEEDED: Reason.ValueType  # 13
+"""As many turns run as may; metadata "payer", "limit" (turns)."""
+REASON_ORGANISATION_NOT_FOUND: Reason.ValueType  # 14
+"""No organisation has this id."""
 Global___Reason: _TypeAlias = Reason  # noqa: Y015
+
+class _Role:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _RoleEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Role.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    ROLE_UNSPECIFIED: _Role.ValueType  # 0
+    """Not a member."""
+    ROLE_MEMBER: _Role.ValueType  # 1
+    """Uses what the organisation pays."""
+    ROLE_OWNER: _Role.ValueType  # 2
+    """And sees what all of it uses."""
+
+class Role(_Role, metaclass=_RoleEnumTypeWrapper):
+    """Role is what a member may do in its organisation."""
+
+ROLE_UNSPECIFIED: Role.ValueType  # 0
+"""Not a member."""
+ROLE_MEMBER: Role.ValueType  # 1
+"""Uses what the organisation pays."""
+ROLE_OWNER: Role.ValueType  # 2
+"""And sees what all of it uses."""
+Global___Role: _TypeAlias = Role  # noqa: Y015
 
 class _UsageKind:
     ValueType = _typing.NewType("ValueType", _builtins.int)
@@ -177,6 +213,8 @@ class Account(_message.Message):
     MONTHLY_BUDGET_NANOUSD_FIELD_NUMBER: _builtins.int
     CREATE_TIME_FIELD_NUMBER: _builtins.int
     JURISDICTION_FIELD_NUMBER: _builtins.int
+    ORGANISATION_ID_FIELD_NUMBER: _builtins.int
+    ROLE_FIELD_NUMBER: _builtins.int
     id: _builtins.str
     """"acc_" and a ULID."""
     name: _builtins.str
@@ -187,6 +225,10 @@ class Account(_message.Message):
     """What it may spend in a calendar month (UTC). -1: no limit."""
     jurisdiction: _builtins.str
     """ISO 3166-1 alpha-2 country whose rules hold for it, such as "DE"; empty: the default ones."""
+    organisation_id: _builtins.str
+    """The organisation it is a member of; empty: none."""
+    role: Global___Role.ValueType
+    """What it may do there."""
     @_builtins.property
     def create_time(self) -> _timestamp_pb2.Timestamp:
         """When it was made."""
@@ -200,14 +242,144 @@ class Account(_message.Message):
         monthly_budget_nanousd: _builtins.int = ...,
         create_time: _timestamp_pb2.Timestamp | None = ...,
         jurisdiction: _builtins.str = ...,
+        organisation_id: _builtins.str = ...,
+        role: Global___Role.ValueType = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["create_time", b"create_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["create_time", b"create_time", "id", b"id", "jurisdiction", b"jurisdiction", "monthly_budget_nanousd", b"monthly_budget_nanousd", "name", b"name", "tier", b"tier"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["create_time", b"create_time", "id", b"id", "jurisdiction", b"jurisdiction", "monthly_budget_nanousd", b"monthly_budget_nanousd", "name", b"name", "organisation_id", b"organisation_id", "role", b"role", "tier", b"tier"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Account: _TypeAlias = Account  # noqa: Y015
+
+@_typing.final
+class Member(_message.Message):
+    """Member is an account in an organisation."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ACCOUNT_ID_FIELD_NUMBER: _builtins.int
+    NAME_FIELD_NUMBER: _builtins.int
+    ROLE_FIELD_NUMBER: _builtins.int
+    account_id: _builtins.str
+    """The account."""
+    name: _builtins.str
+    """Its name."""
+    role: Global___Role.ValueType
+    """What it may do."""
+    def __init__(
+        self,
+        *,
+        account_id: _builtins.str = ...,
+        name: _builtins.str = ...,
+        role: Global___Role.ValueType = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["account_id", b"account_id", "name", b"name", "role", b"role"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Member: _TypeAlias = Member  # noqa: Y015
+
+@_typing.final
+class Organisation(_message.Message):
+    """Organisation pays with its members for what they use: a turn needs room in both budgets."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ID_FIELD_NUMBER: _builtins.int
+    NAME_FIELD_NUMBER: _builtins.int
+    CREATE_TIME_FIELD_NUMBER: _builtins.int
+    LIMITS_FIELD_NUMBER: _builtins.int
+    MEMBERS_FIELD_NUMBER: _builtins.int
+    id: _builtins.str
+    """"org_" and a ULID."""
+    name: _builtins.str
+    """A name for people; at most 200 characters."""
+    @_builtins.property
+    def create_time(self) -> _timestamp_pb2.Timestamp:
+        """When it was made."""
+
+    @_builtins.property
+    def limits(self) -> Global___Limits:
+        """What it may use, and uses."""
+
+    @_builtins.property
+    def members(self) -> _containers.RepeatedCompositeFieldContainer[Global___Member]:
+        """Its members, by id; at most 1,000 of them are shown."""
+
+    def __init__(
+        self,
+        *,
+        id: _builtins.str = ...,
+        name: _builtins.str = ...,
+        create_time: _timestamp_pb2.Timestamp | None = ...,
+        limits: Global___Limits | None = ...,
+        members: _abc.Iterable[Global___Member] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["create_time", b"create_time", "limits", b"limits"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["create_time", b"create_time", "id", b"id", "limits", b"limits", "members", b"members", "name", b"name"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Organisation: _TypeAlias = Organisation  # noqa: Y015
+
+@_typing.final
+class Limits(_message.Message):
+    """Limits are those of a key, an account or an organisation, and what is used of them now."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ID_FIELD_NUMBER: _builtins.int
+    PAYER_FIELD_NUMBER: _builtins.int
+    MONTHLY_BUDGET_NANOUSD_FIELD_NUMBER: _builtins.int
+    SPENT_NANOUSD_FIELD_NUMBER: _builtins.int
+    HELD_NANOUSD_FIELD_NUMBER: _builtins.int
+    TOKENS_PER_MINUTE_FIELD_NUMBER: _builtins.int
+    MINUTE_TOKEN_COUNT_FIELD_NUMBER: _builtins.int
+    PARALLEL_MAX_FIELD_NUMBER: _builtins.int
+    RUNNING_COUNT_FIELD_NUMBER: _builtins.int
+    id: _builtins.str
+    """Whose: "key_…", "acc_…" or "org_…"."""
+    payer: _content_pb2.Payer.ValueType
+    """What that is."""
+    monthly_budget_nanousd: _builtins.int
+    """What it may spend in a calendar month (UTC). -1: no limit."""
+    spent_nanousd: _builtins.int
+    """Spent this month: what the ledger has."""
+    held_nanousd: _builtins.int
+    """Reserved by turns that run, or are not in the ledger yet."""
+    tokens_per_minute: _builtins.int
+    """Tokens of prompts and answers in a minute of the clock. -1: no limit."""
+    minute_token_count: _builtins.int
+    """Reserved or used in this minute."""
+    parallel_max: _builtins.int
+    """Turns at once. -1: no limit."""
+    running_count: _builtins.int
+    """Turns that run now."""
+    def __init__(
+        self,
+        *,
+        id: _builtins.str = ...,
+        payer: _content_pb2.Payer.ValueType = ...,
+        monthly_budget_nanousd: _builtins.int = ...,
+        spent_nanousd: _builtins.int = ...,
+        held_nanousd: _builtins.int = ...,
+        tokens_per_minute: _builtins.int = ...,
+        minute_token_count: _builtins.int = ...,
+        parallel_max: _builtins.int = ...,
+        running_count: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["held_nanousd", b"held_nanousd", "id", b"id", "minute_token_count", b"minute_token_count", "monthly_budget_nanousd", b"monthly_budget_nanousd", "parallel_max", b"parallel_max", "payer", b"payer", "running_count", b"running_count", "spent_nanousd", b"spent_nanousd", "tokens_per_minute", b"tokens_per_minute"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Limits: _TypeAlias = Limits  # noqa: Y015
 
 @_typing.final
 class Key(_message.Message):
@@ -718,6 +890,239 @@ class RevokeKeyResponse(_message.Message):
 Global___RevokeKeyResponse: _TypeAlias = RevokeKeyResponse  # noqa: Y015
 
 @_typing.final
+class CreateOrganisationRequest(_message.Message):
+    """CreateOrganisationRequest asks for an organisation."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    NAME_FIELD_NUMBER: _builtins.int
+    MONTHLY_BUDGET_NANOUSD_FIELD_NUMBER: _builtins.int
+    request_id: _builtins.str
+    """Makes the call repeatable."""
+    name: _builtins.str
+    """A name for people; at most 200 characters."""
+    monthly_budget_nanousd: _builtins.int
+    """What it may spend in a month; absent: no limit."""
+    def __init__(
+        self,
+        *,
+        request_id: _builtins.str = ...,
+        name: _builtins.str = ...,
+        monthly_budget_nanousd: _builtins.int | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_monthly_budget_nanousd", b"_monthly_budget_nanousd", "monthly_budget_nanousd", b"monthly_budget_nanousd"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_monthly_budget_nanousd", b"_monthly_budget_nanousd", "monthly_budget_nanousd", b"monthly_budget_nanousd", "name", b"name", "request_id", b"request_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__monthly_budget_nanousd: _TypeAlias = _typing.Literal["monthly_budget_nanousd"]  # noqa: Y015
+    _WhichOneofArgType__monthly_budget_nanousd: _TypeAlias = _typing.Literal["_monthly_budget_nanousd", b"_monthly_budget_nanousd"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__monthly_budget_nanousd) -> _WhichOneofReturnType__monthly_budget_nanousd | None: ...
+
+Global___CreateOrganisationRequest: _TypeAlias = CreateOrganisationRequest  # noqa: Y015
+
+@_typing.final
+class CreateOrganisationResponse(_message.Message):
+    """CreateOrganisationResponse is the organisation."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ORGANISATION_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def organisation(self) -> Global___Organisation:
+        """The organisation."""
+
+    def __init__(
+        self,
+        *,
+        organisation: Global___Organisation | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["organisation", b"organisation"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["organisation", b"organisation"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CreateOrganisationResponse: _TypeAlias = CreateOrganisationResponse  # noqa: Y015
+
+@_typing.final
+class ListOrganisationsRequest(_message.Message):
+    """ListOrganisationsRequest asks for a page of organisations."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PAGE_SIZE_FIELD_NUMBER: _builtins.int
+    PAGE_TOKEN_FIELD_NUMBER: _builtins.int
+    page_size: _builtins.int
+    """Most entries of the page. Range [0, 100]. 0: 20."""
+    page_token: _builtins.str
+    """next_page_token of the page before; empty: the first page."""
+    def __init__(
+        self,
+        *,
+        page_size: _builtins.int = ...,
+        page_token: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["page_size", b"page_size", "page_token", b"page_token"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListOrganisationsRequest: _TypeAlias = ListOrganisationsRequest  # noqa: Y015
+
+@_typing.final
+class ListOrganisationsResponse(_message.Message):
+    """ListOrganisationsResponse is a page of organisations."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ORGANISATIONS_FIELD_NUMBER: _builtins.int
+    NEXT_PAGE_TOKEN_FIELD_NUMBER: _builtins.int
+    next_page_token: _builtins.str
+    """Token of the next page; empty on the last."""
+    @_builtins.property
+    def organisations(self) -> _containers.RepeatedCompositeFieldContainer[Global___Organisation]:
+        """Oldest first."""
+
+    def __init__(
+        self,
+        *,
+        organisations: _abc.Iterable[Global___Organisation] | None = ...,
+        next_page_token: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["next_page_token", b"next_page_token", "organisations", b"organisations"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListOrganisationsResponse: _TypeAlias = ListOrganisationsResponse  # noqa: Y015
+
+@_typing.final
+class SetMemberRequest(_message.Message):
+    """SetMemberRequest says where an account belongs."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ACCOUNT_ID_FIELD_NUMBER: _builtins.int
+    ORGANISATION_ID_FIELD_NUMBER: _builtins.int
+    ROLE_FIELD_NUMBER: _builtins.int
+    account_id: _builtins.str
+    """The account."""
+    organisation_id: _builtins.str
+    """The organisation; empty: none."""
+    role: Global___Role.ValueType
+    """What it may do there; unspecified: ROLE_MEMBER."""
+    def __init__(
+        self,
+        *,
+        account_id: _builtins.str = ...,
+        organisation_id: _builtins.str = ...,
+        role: Global___Role.ValueType = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["account_id", b"account_id", "organisation_id", b"organisation_id", "role", b"role"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SetMemberRequest: _TypeAlias = SetMemberRequest  # noqa: Y015
+
+@_typing.final
+class SetMemberResponse(_message.Message):
+    """SetMemberResponse is the account."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ACCOUNT_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def account(self) -> Global___Account:
+        """The account after the change."""
+
+    def __init__(
+        self,
+        *,
+        account: Global___Account | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["account", b"account"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["account", b"account"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SetMemberResponse: _TypeAlias = SetMemberResponse  # noqa: Y015
+
+@_typing.final
+class SetLimitsRequest(_message.Message):
+    """SetLimitsRequest sets limits; what is absent stays as it is."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ID_FIELD_NUMBER: _builtins.int
+    MONTHLY_BUDGET_NANOUSD_FIELD_NUMBER: _builtins.int
+    TOKENS_PER_MINUTE_FIELD_NUMBER: _builtins.int
+    PARALLEL_MAX_FIELD_NUMBER: _builtins.int
+    id: _builtins.str
+    """Whose: "key_…", "acc_…" or "org_…"."""
+    monthly_budget_nanousd: _builtins.int
+    """What it may spend in a month. -1: no limit."""
+    tokens_per_minute: _builtins.int
+    """Tokens in a minute of the clock. -1: no limit."""
+    parallel_max: _builtins.int
+    """Turns at once. -1: no limit."""
+    def __init__(
+        self,
+        *,
+        id: _builtins.str = ...,
+        monthly_budget_nanousd: _builtins.int | None = ...,
+        tokens_per_minute: _builtins.int | None = ...,
+        parallel_max: _builtins.int | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_monthly_budget_nanousd", b"_monthly_budget_nanousd", "_parallel_max", b"_parallel_max", "_tokens_per_minute", b"_tokens_per_minute", "monthly_budget_nanousd", b"monthly_budget_nanousd", "parallel_max", b"parallel_max", "tokens_per_minute", b"tokens_per_minute"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_monthly_budget_nanousd", b"_monthly_budget_nanousd", "_parallel_max", b"_parallel_max", "_tokens_per_minute", b"_tokens_per_minute", "id", b"id", "monthly_budget_nanousd", b"monthly_budget_nanousd", "parallel_max", b"parallel_max", "tokens_per_minute", b"tokens_per_minute"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__monthly_budget_nanousd: _TypeAlias = _typing.Literal["monthly_budget_nanousd"]  # noqa: Y015
+    _WhichOneofArgType__monthly_budget_nanousd: _TypeAlias = _typing.Literal["_monthly_budget_nanousd", b"_monthly_budget_nanousd"]  # noqa: Y015
+    _WhichOneofReturnType__parallel_max: _TypeAlias = _typing.Literal["parallel_max"]  # noqa: Y015
+    _WhichOneofArgType__parallel_max: _TypeAlias = _typing.Literal["_parallel_max", b"_parallel_max"]  # noqa: Y015
+    _WhichOneofReturnType__tokens_per_minute: _TypeAlias = _typing.Literal["tokens_per_minute"]  # noqa: Y015
+    _WhichOneofArgType__tokens_per_minute: _TypeAlias = _typing.Literal["_tokens_per_minute", b"_tokens_per_minute"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__monthly_budget_nanousd) -> _WhichOneofReturnType__monthly_budget_nanousd | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__parallel_max) -> _WhichOneofReturnType__parallel_max | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__tokens_per_minute) -> _WhichOneofReturnType__tokens_per_minute | None: ...
+
+Global___SetLimitsRequest: _TypeAlias = SetLimitsRequest  # noqa: Y015
+
+@_typing.final
+class SetLimitsResponse(_message.Message):
+    """SetLimitsResponse tells the limits."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LIMITS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def limits(self) -> Global___Limits:
+        """After the change."""
+
+    def __init__(
+        self,
+        *,
+        limits: Global___Limits | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["limits", b"limits"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["limits", b"limits"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SetLimitsResponse: _TypeAlias = SetLimitsResponse  # noqa: Y015
+
+@_typing.final
 class HoldRequest(_message.Message):
     """HoldRequest reserves the worst case of a turn."""
 
@@ -729,6 +1134,8 @@ class HoldRequest(_message.Message):
     PROMPT_TOKEN_COUNT_FIELD_NUMBER: _builtins.int
     OUTPUT_TOKEN_COUNT_MAX_FIELD_NUMBER: _builtins.int
     LIFETIME_FIELD_NUMBER: _builtins.int
+    KEY_ID_FIELD_NUMBER: _builtins.int
+    OUTPUT_TOKEN_COUNT_MIN_FIELD_NUMBER: _builtins.int
     turn_id: _builtins.str
     """The turn (ULID): the idempotency key."""
     account_id: _builtins.str
@@ -739,6 +1146,12 @@ class HoldRequest(_message.Message):
     """Tokens of the prompt."""
     output_token_count_max: _builtins.int
     """Most tokens of all answers together (n × max_tokens)."""
+    key_id: _builtins.str
+    """The key that was used, whose limits bind too; empty: none."""
+    output_token_count_min: _builtins.int
+    """Fewest output tokens that are worth a hold, where a limit leaves no room for the most. Range
+    [1, output_token_count_max]. 0: output_token_count_max, all or nothing.
+    """
     @_builtins.property
     def lifetime(self) -> _duration_pb2.Duration:
         """How long the hold lives. Range [1 s, 1 h]. Absent: 120 s."""
@@ -752,14 +1165,74 @@ class HoldRequest(_message.Message):
         prompt_token_count: _builtins.int = ...,
         output_token_count_max: _builtins.int = ...,
         lifetime: _duration_pb2.Duration | None = ...,
+        key_id: _builtins.str = ...,
+        output_token_count_min: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["lifetime", b"lifetime"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["account_id", b"account_id", "lifetime", b"lifetime", "model", b"model", "output_token_count_max", b"output_token_count_max", "prompt_token_count", b"prompt_token_count", "turn_id", b"turn_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["account_id", b"account_id", "key_id", b"key_id", "lifetime", b"lifetime", "model", b"model", "output_token_count_max", b"output_token_count_max", "output_token_count_min", b"output_token_count_min", "prompt_token_count", b"prompt_token_count", "turn_id", b"turn_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___HoldRequest: _TypeAlias = HoldRequest  # noqa: Y015
+
+@_typing.final
+class Bound(_message.Message):
+    """Bound tells which limit left less than was asked for."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LIMIT_FIELD_NUMBER: _builtins.int
+    PAYER_FIELD_NUMBER: _builtins.int
+    limit: _content_pb2.Limit.ValueType
+    """Which one."""
+    payer: _content_pb2.Payer.ValueType
+    """Whose."""
+    def __init__(
+        self,
+        *,
+        limit: _content_pb2.Limit.ValueType = ...,
+        payer: _content_pb2.Payer.ValueType = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["limit", b"limit", "payer", b"payer"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Bound: _TypeAlias = Bound  # noqa: Y015
+
+@_typing.final
+class TokenAllowance(_message.Message):
+    """TokenAllowance is what is left of the minute, of the limit that has the least left."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LIMIT_FIELD_NUMBER: _builtins.int
+    REMAINING_FIELD_NUMBER: _builtins.int
+    RESET_FIELD_NUMBER: _builtins.int
+    limit: _builtins.int
+    """Tokens a minute. At least 0."""
+    remaining: _builtins.int
+    """Left after this hold. Range [0, limit]."""
+    @_builtins.property
+    def reset(self) -> _duration_pb2.Duration:
+        """Until all are there again: the end of the minute."""
+
+    def __init__(
+        self,
+        *,
+        limit: _builtins.int = ...,
+        remaining: _builtins.int = ...,
+        reset: _duration_pb2.Duration | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["reset", b"reset"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["limit", b"limit", "remaining", b"remaining", "reset", b"reset"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TokenAllowance: _TypeAlias = TokenAllowance  # noqa: Y015
 
 @_typing.final
 class HoldResponse(_message.Message):
@@ -770,13 +1243,26 @@ class HoldResponse(_message.Message):
     HELD_NANOUSD_FIELD_NUMBER: _builtins.int
     AVAILABLE_NANOUSD_FIELD_NUMBER: _builtins.int
     EXPIRE_TIME_FIELD_NUMBER: _builtins.int
+    OUTPUT_TOKEN_COUNT_FIELD_NUMBER: _builtins.int
+    BOUND_FIELD_NUMBER: _builtins.int
+    TOKEN_ALLOWANCE_FIELD_NUMBER: _builtins.int
     held_nanousd: _builtins.int
     """What was reserved."""
     available_nanousd: _builtins.int
     """What is left after it; -1: no limit."""
+    output_token_count: _builtins.int
+    """Output tokens that are reserved: what the turn may generate."""
     @_builtins.property
     def expire_time(self) -> _timestamp_pb2.Timestamp:
         """When the hold ends by itself."""
+
+    @_builtins.property
+    def bound(self) -> Global___Bound:
+        """Why they are fewer than output_token_count_max; absent: they are not."""
+
+    @_builtins.property
+    def token_allowance(self) -> Global___TokenAllowance:
+        """What is left of the minute's tokens; absent: none of the payers has a limit."""
 
     def __init__(
         self,
@@ -784,10 +1270,13 @@ class HoldResponse(_message.Message):
         held_nanousd: _builtins.int = ...,
         available_nanousd: _builtins.int = ...,
         expire_time: _timestamp_pb2.Timestamp | None = ...,
+        output_token_count: _builtins.int = ...,
+        bound: Global___Bound | None = ...,
+        token_allowance: Global___TokenAllowance | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["expire_time", b"expire_time"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["bound", b"bound", "expire_time", b"expire_time", "token_allowance", b"token_allowance"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["available_nanousd", b"available_nanousd", "expire_time", b"expire_time", "held_nanousd", b"held_nanousd"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["available_nanousd", b"available_nanousd", "bound", b"bound", "expire_time", b"expire_time", "held_nanousd", b"held_nanousd", "output_token_count", b"output_token_count", "token_allowance", b"token_allowance"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -803,6 +1292,7 @@ class ExtendRequest(_message.Message):
     LIFETIME_FIELD_NUMBER: _builtins.int
     PROMPT_TOKEN_COUNT_FIELD_NUMBER: _builtins.int
     OUTPUT_TOKEN_COUNT_MAX_FIELD_NUMBER: _builtins.int
+    OUTPUT_TOKEN_COUNT_MIN_FIELD_NUMBER: _builtins.int
     turn_id: _builtins.str
     """The turn."""
     prompt_token_count: _builtins.int
@@ -812,6 +1302,11 @@ class ExtendRequest(_message.Message):
     output_token_count_max: _builtins.int
     """Most tokens of all answers of all steps together, not only those to come. The hold is raised to
     their worst case; it is never lowered. 0: as held.
+    """
+    output_token_count_min: _builtins.int
+    """Fewest output tokens that will do, as in HoldRequest; at most what is held already: then the
+    answer says how many there are, and nothing is refused for want of more. 0:
+    output_token_count_max.
     """
     @_builtins.property
     def lifetime(self) -> _duration_pb2.Duration:
@@ -824,10 +1319,11 @@ class ExtendRequest(_message.Message):
         lifetime: _duration_pb2.Duration | None = ...,
         prompt_token_count: _builtins.int = ...,
         output_token_count_max: _builtins.int = ...,
+        output_token_count_min: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["lifetime", b"lifetime"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["lifetime", b"lifetime", "output_token_count_max", b"output_token_count_max", "prompt_token_count", b"prompt_token_count", "turn_id", b"turn_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["lifetime", b"lifetime", "output_token_count_max", b"output_token_count_max", "output_token_count_min", b"output_token_count_min", "prompt_token_count", b"prompt_token_count", "turn_id", b"turn_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -841,21 +1337,31 @@ class ExtendResponse(_message.Message):
 
     HELD_NANOUSD_FIELD_NUMBER: _builtins.int
     EXPIRE_TIME_FIELD_NUMBER: _builtins.int
+    OUTPUT_TOKEN_COUNT_FIELD_NUMBER: _builtins.int
+    BOUND_FIELD_NUMBER: _builtins.int
     held_nanousd: _builtins.int
     """What is reserved now."""
+    output_token_count: _builtins.int
+    """Output tokens that are reserved, of all steps."""
     @_builtins.property
     def expire_time(self) -> _timestamp_pb2.Timestamp:
         """When it ends."""
+
+    @_builtins.property
+    def bound(self) -> Global___Bound:
+        """Why they are fewer than output_token_count_max; absent: they are not."""
 
     def __init__(
         self,
         *,
         held_nanousd: _builtins.int = ...,
         expire_time: _timestamp_pb2.Timestamp | None = ...,
+        output_token_count: _builtins.int = ...,
+        bound: Global___Bound | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["expire_time", b"expire_time"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["bound", b"bound", "expire_time", b"expire_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["expire_time", b"expire_time", "held_nanousd", b"held_nanousd"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bound", b"bound", "expire_time", b"expire_time", "held_nanousd", b"held_nanousd", "output_token_count", b"output_token_count"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -876,6 +1382,7 @@ class SettleRequest(_message.Message):
     WITHHELD_TOKEN_COUNT_FIELD_NUMBER: _builtins.int
     UNSENT_TOKEN_COUNT_FIELD_NUMBER: _builtins.int
     STEPS_FIELD_NUMBER: _builtins.int
+    CUT_SHORT_FIELD_NUMBER: _builtins.int
     turn_id: _builtins.str
     """The turn."""
     prompt_token_count: _builtins.int
@@ -893,6 +1400,10 @@ class SettleRequest(_message.Message):
     failed, or they were in flight when a process died. At most output_token_count less
     withheld_token_count. Absent: 0.
     """
+    cut_short: _builtins.bool
+    """An answer was given up before its node had ended it: the node may have generated more than the
+    gateway saw, and will report it. What was held stays reserved until that is known (30 s).
+    """
     @_builtins.property
     def steps(self) -> _containers.RepeatedCompositeFieldContainer[Global___StepUsage]:
         """The further model calls of the turn, each step at most once. At most 127. Absent: the turn
@@ -909,10 +1420,11 @@ class SettleRequest(_message.Message):
         withheld_token_count: _builtins.int = ...,
         unsent_token_count: _builtins.int = ...,
         steps: _abc.Iterable[Global___StepUsage] | None = ...,
+        cut_short: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached_token_count", b"cached_token_count", "output_token_count", b"output_token_count", "prompt_token_count", b"prompt_token_count", "steps", b"steps", "turn_id", b"turn_id", "unsent_token_count", b"unsent_token_count", "withheld_token_count", b"withheld_token_count"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached_token_count", b"cached_token_count", "cut_short", b"cut_short", "output_token_count", b"output_token_count", "prompt_token_count", b"prompt_token_count", "steps", b"steps", "turn_id", b"turn_id", "unsent_token_count", b"unsent_token_count", "withheld_token_count", b"withheld_token_count"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1198,6 +1710,52 @@ class ModelUsage(_message.Message):
 Global___ModelUsage: _TypeAlias = ModelUsage  # noqa: Y015
 
 @_typing.final
+class KeyUsage(_message.Message):
+    """KeyUsage is the sum for one key."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    KEY_ID_FIELD_NUMBER: _builtins.int
+    NAME_FIELD_NUMBER: _builtins.int
+    INPUT_TOKEN_COUNT_FIELD_NUMBER: _builtins.int
+    CACHED_INPUT_TOKEN_COUNT_FIELD_NUMBER: _builtins.int
+    OUTPUT_TOKEN_COUNT_FIELD_NUMBER: _builtins.int
+    COST_NANOUSD_FIELD_NUMBER: _builtins.int
+    TURN_COUNT_FIELD_NUMBER: _builtins.int
+    key_id: _builtins.str
+    """The key; empty: used without one (a JWT), or before keys were counted."""
+    name: _builtins.str
+    """Its name."""
+    input_token_count: _builtins.int
+    """Prompt tokens, cached ones included."""
+    cached_input_token_count: _builtins.int
+    """Prompt tokens that the prefix cache had."""
+    output_token_count: _builtins.int
+    """Output tokens."""
+    cost_nanousd: _builtins.int
+    """Cost."""
+    turn_count: _builtins.int
+    """Turns with at least one entry."""
+    def __init__(
+        self,
+        *,
+        key_id: _builtins.str = ...,
+        name: _builtins.str = ...,
+        input_token_count: _builtins.int = ...,
+        cached_input_token_count: _builtins.int = ...,
+        output_token_count: _builtins.int = ...,
+        cost_nanousd: _builtins.int = ...,
+        turn_count: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached_input_token_count", b"cached_input_token_count", "cost_nanousd", b"cost_nanousd", "input_token_count", b"input_token_count", "key_id", b"key_id", "name", b"name", "output_token_count", b"output_token_count", "turn_count", b"turn_count"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___KeyUsage: _TypeAlias = KeyUsage  # noqa: Y015
+
+@_typing.final
 class GetUsageResponse(_message.Message):
     """GetUsageResponse is the sum over the ledger. Where repairs gave back more than the month charged,
     counts are 0 and the cost is negative.
@@ -1214,6 +1772,8 @@ class GetUsageResponse(_message.Message):
     HELD_NANOUSD_FIELD_NUMBER: _builtins.int
     TURN_COUNT_FIELD_NUMBER: _builtins.int
     MODELS_FIELD_NUMBER: _builtins.int
+    KEYS_FIELD_NUMBER: _builtins.int
+    LIMITS_FIELD_NUMBER: _builtins.int
     period: _builtins.str
     """Calendar month as "YYYY-MM"."""
     input_token_count: _builtins.int
@@ -1234,6 +1794,16 @@ class GetUsageResponse(_message.Message):
     def models(self) -> _containers.RepeatedCompositeFieldContainer[Global___ModelUsage]:
         """By model, sorted by name."""
 
+    @_builtins.property
+    def keys(self) -> _containers.RepeatedCompositeFieldContainer[Global___KeyUsage]:
+        """By key, sorted by id."""
+
+    @_builtins.property
+    def limits(self) -> _containers.RepeatedCompositeFieldContainer[Global___Limits]:
+        """As they are now: of the account, of its keys that have some, and, for an owner, of its
+        organisation.
+        """
+
     def __init__(
         self,
         *,
@@ -1246,10 +1816,12 @@ class GetUsageResponse(_message.Message):
         held_nanousd: _builtins.int = ...,
         turn_count: _builtins.int = ...,
         models: _abc.Iterable[Global___ModelUsage] | None = ...,
+        keys: _abc.Iterable[Global___KeyUsage] | None = ...,
+        limits: _abc.Iterable[Global___Limits] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["budget_nanousd", b"budget_nanousd", "cached_input_token_count", b"cached_input_token_count", "cost_nanousd", b"cost_nanousd", "held_nanousd", b"held_nanousd", "input_token_count", b"input_token_count", "models", b"models", "output_token_count", b"output_token_count", "period", b"period", "turn_count", b"turn_count"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["budget_nanousd", b"budget_nanousd", "cached_input_token_count", b"cached_input_token_count", "cost_nanousd", b"cost_nanousd", "held_nanousd", b"held_nanousd", "input_token_count", b"input_token_count", "keys", b"keys", "limits", b"limits", "models", b"models", "output_token_count", b"output_token_count", "period", b"period", "turn_count", b"turn_count"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1308,6 +1880,7 @@ class LedgerEntry(_message.Message):
     SOURCE_FIELD_NUMBER: _builtins.int
     STEP_FIELD_NUMBER: _builtins.int
     CREDIT_FIELD_NUMBER: _builtins.int
+    KEY_ID_FIELD_NUMBER: _builtins.int
     id: _builtins.int
     """Rising number."""
     turn_id: _builtins.str
@@ -1334,6 +1907,8 @@ class LedgerEntry(_message.Message):
     """Which model call of the turn."""
     credit: _builtins.bool
     """The range is taken back: its tokens count negative. Only of source "repair"."""
+    key_id: _builtins.str
+    """The key that was used; empty: none, or not known."""
     @_builtins.property
     def create_time(self) -> _timestamp_pb2.Timestamp:
         """When it was written."""
@@ -1354,10 +1929,11 @@ class LedgerEntry(_message.Message):
         source: _builtins.str = ...,
         step: _builtins.int = ...,
         credit: _builtins.bool = ...,
+        key_id: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["create_time", b"create_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["choice_index", b"choice_index", "cost_nanousd", b"cost_nanousd", "create_time", b"create_time", "credit", b"credit", "end_position", b"end_position", "first_position", b"first_position", "id", b"id", "kind", b"kind", "model", b"model", "price_version", b"price_version", "source", b"source", "step", b"step", "turn_id", b"turn_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["choice_index", b"choice_index", "cost_nanousd", b"cost_nanousd", "create_time", b"create_time", "credit", b"credit", "end_position", b"end_position", "first_position", b"first_position", "id", b"id", "key_id", b"key_id", "kind", b"kind", "model", b"model", "price_version", b"price_version", "source", b"source", "step", b"step", "turn_id", b"turn_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

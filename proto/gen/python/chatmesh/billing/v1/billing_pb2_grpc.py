@@ -191,6 +191,26 @@ class AccountAdminServiceStub:
                 request_serializer=chatmesh_dot_billing_dot_v1_dot_billing__pb2.RevokeKeyRequest.SerializeToString,
                 response_deserializer=chatmesh_dot_billing_dot_v1_dot_billing__pb2.RevokeKeyResponse.FromString,
                 _registered_method=True)
+        self.CreateOrganisation = channel.unary_unary(
+                '/chatmesh.billing.v1.AccountAdminService/CreateOrganisation',
+                request_serializer=chatmesh_dot_billing_dot_v1_dot_billing__pb2.CreateOrganisationRequest.SerializeToString,
+                response_deserializer=chatmesh_dot_billing_dot_v1_dot_billing__pb2.CreateOrganisationResponse.FromString,
+                _registered_method=True)
+        self.ListOrganisations = channel.unary_unary(
+                '/chatmesh.billing.v1.AccountAdminService/ListOrganisations',
+                request_serializer=chatmesh_dot_billing_dot_v1_dot_billing__pb2.ListOrganisationsRequest.SerializeToString,
+                response_deserializer=chatmesh_dot_billing_dot_v1_dot_billing__pb2.ListOrganisationsResponse.FromString,
+                _registered_method=True)
+        self.SetMember = channel.unary_unary(
+                '/chatmesh.billing.v1.AccountAdminService/SetMember',
+                request_serializer=chatmesh_dot_billing_dot_v1_dot_billing__pb2.SetMemberRequest.SerializeToString,
+                response_deserializer=chatmesh_dot_billing_dot_v1_dot_billing__pb2.SetMemberResponse.FromString,
+                _registered_method=True)
+        self.SetLimits = channel.unary_unary(
+                '/chatmesh.billing.v1.AccountAdminService/SetLimits',
+                request_serializer=chatmesh_dot_billing_dot_v1_dot_billing__pb2.SetLimitsRequest.SerializeToString,
+                response_deserializer=chatmesh_dot_billing_dot_v1_dot_billing__pb2.SetLimitsResponse.FromString,
+                _registered_method=True)
 
 
 class AccountAdminServiceServicer:
@@ -248,6 +268,46 @@ class AccountAdminServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def CreateOrganisation(self, request, context):
+        """CreateOrganisation makes an organisation: what its members use, it pays with them. Repeatable by
+        request_id.
+
+        Errors: INVALID_ARGUMENT (REASON_BAD_REQUEST).
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListOrganisations(self, request, context):
+        """ListOrganisations lists organisations with their members, the oldest first. Repeatable.
+
+        Errors: INVALID_ARGUMENT (REASON_BAD_PAGE_TOKEN).
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def SetMember(self, request, context):
+        """SetMember puts an account into an organisation, in a role; or takes it out of the one it is in.
+        Turns that run are paid as they began. Repeatable.
+
+        Errors: NOT_FOUND (REASON_ACCOUNT_NOT_FOUND, REASON_ORGANISATION_NOT_FOUND).
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def SetLimits(self, request, context):
+        """SetLimits sets what a key, an account or an organisation may use; what is absent stays. Holds
+        that stand keep what they have. Repeatable.
+
+        Errors: NOT_FOUND (REASON_KEY_NOT_FOUND, REASON_ACCOUNT_NOT_FOUND,
+        REASON_ORGANISATION_NOT_FOUND), INVALID_ARGUMENT (REASON_BAD_REQUEST).
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_AccountAdminServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -280,6 +340,26 @@ def add_AccountAdminServiceServicer_to_server(servicer, server):
                     servicer.RevokeKey,
                     request_deserializer=chatmesh_dot_billing_dot_v1_dot_billing__pb2.RevokeKeyRequest.FromString,
                     response_serializer=chatmesh_dot_billing_dot_v1_dot_billing__pb2.RevokeKeyResponse.SerializeToString,
+            ),
+            'CreateOrganisation': grpc.unary_unary_rpc_method_handler(
+                    servicer.CreateOrganisation,
+                    request_deserializer=chatmesh_dot_billing_dot_v1_dot_billing__pb2.CreateOrganisationRequest.FromString,
+                    response_serializer=chatmesh_dot_billing_dot_v1_dot_billing__pb2.CreateOrganisationResponse.SerializeToString,
+            ),
+            'ListOrganisations': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListOrganisations,
+                    request_deserializer=chatmesh_dot_billing_dot_v1_dot_billing__pb2.ListOrganisationsRequest.FromString,
+                    response_serializer=chatmesh_dot_billing_dot_v1_dot_billing__pb2.ListOrganisationsResponse.SerializeToString,
+            ),
+            'SetMember': grpc.unary_unary_rpc_method_handler(
+                    servicer.SetMember,
+                    request_deserializer=chatmesh_dot_billing_dot_v1_dot_billing__pb2.SetMemberRequest.FromString,
+                    response_serializer=chatmesh_dot_billing_dot_v1_dot_billing__pb2.SetMemberResponse.SerializeToString,
+            ),
+            'SetLimits': grpc.unary_unary_rpc_method_handler(
+                    servicer.SetLimits,
+                    request_deserializer=chatmesh_dot_billing_dot_v1_dot_billing__pb2.SetLimitsRequest.FromString,
+                    response_serializer=chatmesh_dot_billing_dot_v1_dot_billing__pb2.SetLimitsResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -455,6 +535,114 @@ class AccountAdminService:
             metadata,
             _registered_method=True)
 
+    @staticmethod
+    def CreateOrganisation(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/chatmesh.billing.v1.AccountAdminService/CreateOrganisation',
+            chatmesh_dot_billing_dot_v1_dot_billing__pb2.CreateOrganisationRequest.SerializeToString,
+            chatmesh_dot_billing_dot_v1_dot_billing__pb2.CreateOrganisationResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListOrganisations(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/chatmesh.billing.v1.AccountAdminService/ListOrganisations',
+            chatmesh_dot_billing_dot_v1_dot_billing__pb2.ListOrganisationsRequest.SerializeToString,
+            chatmesh_dot_billing_dot_v1_dot_billing__pb2.ListOrganisationsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SetMember(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/chatmesh.billing.v1.AccountAdminService/SetMember',
+            chatmesh_dot_billing_dot_v1_dot_billing__pb2.SetMemberRequest.SerializeToString,
+            chatmesh_dot_billing_dot_v1_dot_billing__pb2.SetMemberResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SetLimits(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/chatmesh.billing.v1.AccountAdminService/SetLimits',
+            chatmesh_dot_billing_dot_v1_dot_billing__pb2.SetLimitsRequest.SerializeToString,
+            chatmesh_dot_billing_dot_v1_dot_billing__pb2.SetLimitsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
 
 class QuotaServiceStub:
     """QuotaService reserves money before a turn and settles after it.
@@ -493,11 +681,13 @@ class QuotaServiceServicer:
     """
 
     def Hold(self, request, context):
-        """Hold reserves the worst case of a turn, or refuses. Repeatable by turn_id. A hold expires by
-        itself.
+        """Hold reserves what a turn may use of every limit of its key, account and organisation, or
+        refuses. Where the worst case does not fit, it reserves as many output tokens as do, if the
+        request takes fewer. Repeatable by turn_id. A hold expires by itself.
 
         Errors: RESOURCE_EXHAUSTED (REASON_BUDGET_EXHAUSTED with metadata "available_nanousd" and
-        "required_nanousd"), NOT_FOUND (REASON_ACCOUNT_NOT_FOUND, REASON_PRICE_NOT_FOUND),
+        "required_nanousd"; REASON_TOKEN_RATE_EXCEEDED; REASON_PARALLEL_EXCEEDED; each with metadata
+        "payer": "account", "key" or "organisation"), NOT_FOUND (REASON_ACCOUNT_NOT_FOUND, REASON_PRICE_NOT_FOUND),
         INVALID_ARGUMENT (REASON_BAD_REQUEST).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -507,7 +697,7 @@ class QuotaServiceServicer:
     def Extend(self, request, context):
         """Extend renews the expiry of a hold, and raises its amount when asked. Repeatable.
 
-        Errors: NOT_FOUND (REASON_HOLD_NOT_FOUND), RESOURCE_EXHAUSTED (REASON_BUDGET_EXHAUSTED).
+        Errors: NOT_FOUND (REASON_HOLD_NOT_FOUND), RESOURCE_EXHAUSTED (as Hold).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

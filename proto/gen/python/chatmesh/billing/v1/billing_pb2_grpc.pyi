@@ -128,6 +128,30 @@ class AccountAdminServiceStub:
 
     Errors: NOT_FOUND (REASON_KEY_NOT_FOUND).
     """
+    CreateOrganisation: _grpc.UnaryUnaryMultiCallable[_billing_pb2.CreateOrganisationRequest, _billing_pb2.CreateOrganisationResponse]
+    """CreateOrganisation makes an organisation: what its members use, it pays with them. Repeatable by
+    request_id.
+
+    Errors: INVALID_ARGUMENT (REASON_BAD_REQUEST).
+    """
+    ListOrganisations: _grpc.UnaryUnaryMultiCallable[_billing_pb2.ListOrganisationsRequest, _billing_pb2.ListOrganisationsResponse]
+    """ListOrganisations lists organisations with their members, the oldest first. Repeatable.
+
+    Errors: INVALID_ARGUMENT (REASON_BAD_PAGE_TOKEN).
+    """
+    SetMember: _grpc.UnaryUnaryMultiCallable[_billing_pb2.SetMemberRequest, _billing_pb2.SetMemberResponse]
+    """SetMember puts an account into an organisation, in a role; or takes it out of the one it is in.
+    Turns that run are paid as they began. Repeatable.
+
+    Errors: NOT_FOUND (REASON_ACCOUNT_NOT_FOUND, REASON_ORGANISATION_NOT_FOUND).
+    """
+    SetLimits: _grpc.UnaryUnaryMultiCallable[_billing_pb2.SetLimitsRequest, _billing_pb2.SetLimitsResponse]
+    """SetLimits sets what a key, an account or an organisation may use; what is absent stays. Holds
+    that stand keep what they have. Repeatable.
+
+    Errors: NOT_FOUND (REASON_KEY_NOT_FOUND, REASON_ACCOUNT_NOT_FOUND,
+    REASON_ORGANISATION_NOT_FOUND), INVALID_ARGUMENT (REASON_BAD_REQUEST).
+    """
 
 @_typing.type_check_only
 class AccountAdminServiceAsyncStub(AccountAdminServiceStub):
@@ -158,6 +182,30 @@ class AccountAdminServiceAsyncStub(AccountAdminServiceStub):
     """RevokeKey ends a key; admission sees it within 1 s. Repeatable.
 
     Errors: NOT_FOUND (REASON_KEY_NOT_FOUND).
+    """
+    CreateOrganisation: _aio.UnaryUnaryMultiCallable[_billing_pb2.CreateOrganisationRequest, _billing_pb2.CreateOrganisationResponse]  # type: ignore[assignment]
+    """CreateOrganisation makes an organisation: what its members use, it pays with them. Repeatable by
+    request_id.
+
+    Errors: INVALID_ARGUMENT (REASON_BAD_REQUEST).
+    """
+    ListOrganisations: _aio.UnaryUnaryMultiCallable[_billing_pb2.ListOrganisationsRequest, _billing_pb2.ListOrganisationsResponse]  # type: ignore[assignment]
+    """ListOrganisations lists organisations with their members, the oldest first. Repeatable.
+
+    Errors: INVALID_ARGUMENT (REASON_BAD_PAGE_TOKEN).
+    """
+    SetMember: _aio.UnaryUnaryMultiCallable[_billing_pb2.SetMemberRequest, _billing_pb2.SetMemberResponse]  # type: ignore[assignment]
+    """SetMember puts an account into an organisation, in a role; or takes it out of the one it is in.
+    Turns that run are paid as they began. Repeatable.
+
+    Errors: NOT_FOUND (REASON_ACCOUNT_NOT_FOUND, REASON_ORGANISATION_NOT_FOUND).
+    """
+    SetLimits: _aio.UnaryUnaryMultiCallable[_billing_pb2.SetLimitsRequest, _billing_pb2.SetLimitsResponse]  # type: ignore[assignment]
+    """SetLimits sets what a key, an account or an organisation may use; what is absent stays. Holds
+    that stand keep what they have. Repeatable.
+
+    Errors: NOT_FOUND (REASON_KEY_NOT_FOUND, REASON_ACCOUNT_NOT_FOUND,
+    REASON_ORGANISATION_NOT_FOUND), INVALID_ARGUMENT (REASON_BAD_REQUEST).
     """
 
 class AccountAdminServiceServicer(metaclass=_abc_1.ABCMeta):
@@ -224,6 +272,54 @@ class AccountAdminServiceServicer(metaclass=_abc_1.ABCMeta):
         Errors: NOT_FOUND (REASON_KEY_NOT_FOUND).
         """
 
+    @_abc_1.abstractmethod
+    def CreateOrganisation(
+        self,
+        request: _billing_pb2.CreateOrganisationRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_billing_pb2.CreateOrganisationResponse, _abc.Awaitable[_billing_pb2.CreateOrganisationResponse]]:
+        """CreateOrganisation makes an organisation: what its members use, it pays with them. Repeatable by
+        request_id.
+
+        Errors: INVALID_ARGUMENT (REASON_BAD_REQUEST).
+        """
+
+    @_abc_1.abstractmethod
+    def ListOrganisations(
+        self,
+        request: _billing_pb2.ListOrganisationsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_billing_pb2.ListOrganisationsResponse, _abc.Awaitable[_billing_pb2.ListOrganisationsResponse]]:
+        """ListOrganisations lists organisations with their members, the oldest first. Repeatable.
+
+        Errors: INVALID_ARGUMENT (REASON_BAD_PAGE_TOKEN).
+        """
+
+    @_abc_1.abstractmethod
+    def SetMember(
+        self,
+        request: _billing_pb2.SetMemberRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_billing_pb2.SetMemberResponse, _abc.Awaitable[_billing_pb2.SetMemberResponse]]:
+        """SetMember puts an account into an organisation, in a role; or takes it out of the one it is in.
+        Turns that run are paid as they began. Repeatable.
+
+        Errors: NOT_FOUND (REASON_ACCOUNT_NOT_FOUND, REASON_ORGANISATION_NOT_FOUND).
+        """
+
+    @_abc_1.abstractmethod
+    def SetLimits(
+        self,
+        request: _billing_pb2.SetLimitsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_billing_pb2.SetLimitsResponse, _abc.Awaitable[_billing_pb2.SetLimitsResponse]]:
+        """SetLimits sets what a key, an account or an organisation may use; what is absent stays. Holds
+        that stand keep what they have. Repeatable.
+
+        Errors: NOT_FOUND (REASON_KEY_NOT_FOUND, REASON_ACCOUNT_NOT_FOUND,
+        REASON_ORGANISATION_NOT_FOUND), INVALID_ARGUMENT (REASON_BAD_REQUEST).
+        """
+
 def add_AccountAdminServiceServicer_to_server(servicer: AccountAdminServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
 
 class QuotaServiceStub:
@@ -234,17 +330,19 @@ class QuotaServiceStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> QuotaServiceAsyncStub: ...
     Hold: _grpc.UnaryUnaryMultiCallable[_billing_pb2.HoldRequest, _billing_pb2.HoldResponse]
-    """Hold reserves the worst case of a turn, or refuses. Repeatable by turn_id. A hold expires by
-    itself.
+    """Hold reserves what a turn may use of every limit of its key, account and organisation, or
+    refuses. Where the worst case does not fit, it reserves as many output tokens as do, if the
+    request takes fewer. Repeatable by turn_id. A hold expires by itself.
 
     Errors: RESOURCE_EXHAUSTED (REASON_BUDGET_EXHAUSTED with metadata "available_nanousd" and
-    "required_nanousd"), NOT_FOUND (REASON_ACCOUNT_NOT_FOUND, REASON_PRICE_NOT_FOUND),
+    "required_nanousd"; REASON_TOKEN_RATE_EXCEEDED; REASON_PARALLEL_EXCEEDED; each with metadata
+    "payer": "account", "key" or "organisation"), NOT_FOUND (REASON_ACCOUNT_NOT_FOUND, REASON_PRICE_NOT_FOUND),
     INVALID_ARGUMENT (REASON_BAD_REQUEST).
     """
     Extend: _grpc.UnaryUnaryMultiCallable[_billing_pb2.ExtendRequest, _billing_pb2.ExtendResponse]
     """Extend renews the expiry of a hold, and raises its amount when asked. Repeatable.
 
-    Errors: NOT_FOUND (REASON_HOLD_NOT_FOUND), RESOURCE_EXHAUSTED (REASON_BUDGET_EXHAUSTED).
+    Errors: NOT_FOUND (REASON_HOLD_NOT_FOUND), RESOURCE_EXHAUSTED (as Hold).
     """
     Settle: _grpc.UnaryUnaryMultiCallable[_billing_pb2.SettleRequest, _billing_pb2.SettleResponse]
     """Settle replaces a hold by what was released to the client. What was settled stays reserved
@@ -264,17 +362,19 @@ class QuotaServiceAsyncStub(QuotaServiceStub):
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     Hold: _aio.UnaryUnaryMultiCallable[_billing_pb2.HoldRequest, _billing_pb2.HoldResponse]  # type: ignore[assignment]
-    """Hold reserves the worst case of a turn, or refuses. Repeatable by turn_id. A hold expires by
-    itself.
+    """Hold reserves what a turn may use of every limit of its key, account and organisation, or
+    refuses. Where the worst case does not fit, it reserves as many output tokens as do, if the
+    request takes fewer. Repeatable by turn_id. A hold expires by itself.
 
     Errors: RESOURCE_EXHAUSTED (REASON_BUDGET_EXHAUSTED with metadata "available_nanousd" and
-    "required_nanousd"), NOT_FOUND (REASON_ACCOUNT_NOT_FOUND, REASON_PRICE_NOT_FOUND),
+    "required_nanousd"; REASON_TOKEN_RATE_EXCEEDED; REASON_PARALLEL_EXCEEDED; each with metadata
+    "payer": "account", "key" or "organisation"), NOT_FOUND (REASON_ACCOUNT_NOT_FOUND, REASON_PRICE_NOT_FOUND),
     INVALID_ARGUMENT (REASON_BAD_REQUEST).
     """
     Extend: _aio.UnaryUnaryMultiCallable[_billing_pb2.ExtendRequest, _billing_pb2.ExtendResponse]  # type: ignore[assignment]
     """Extend renews the expiry of a hold, and raises its amount when asked. Repeatable.
 
-    Errors: NOT_FOUND (REASON_HOLD_NOT_FOUND), RESOURCE_EXHAUSTED (REASON_BUDGET_EXHAUSTED).
+    Errors: NOT_FOUND (REASON_HOLD_NOT_FOUND), RESOURCE_EXHAUSTED (as Hold).
     """
     Settle: _aio.UnaryUnaryMultiCallable[_billing_pb2.SettleRequest, _billing_pb2.SettleResponse]  # type: ignore[assignment]
     """Settle replaces a hold by what was released to the client. What was settled stays reserved
@@ -297,11 +397,13 @@ class QuotaServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _billing_pb2.HoldRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_billing_pb2.HoldResponse, _abc.Awaitable[_billing_pb2.HoldResponse]]:
-        """Hold reserves the worst case of a turn, or refuses. Repeatable by turn_id. A hold expires by
-        itself.
+        """Hold reserves what a turn may use of every limit of its key, account and organisation, or
+        refuses. Where the worst case does not fit, it reserves as many output tokens as do, if the
+        request takes fewer. Repeatable by turn_id. A hold expires by itself.
 
         Errors: RESOURCE_EXHAUSTED (REASON_BUDGET_EXHAUSTED with metadata "available_nanousd" and
-        "required_nanousd"), NOT_FOUND (REASON_ACCOUNT_NOT_FOUND, REASON_PRICE_NOT_FOUND),
+        "required_nanousd"; REASON_TOKEN_RATE_EXCEEDED; REASON_PARALLEL_EXCEEDED; each with metadata
+        "payer": "account", "key" or "organisation"), NOT_FOUND (REASON_ACCOUNT_NOT_FOUND, REASON_PRICE_NOT_FOUND),
         INVALID_ARGUMENT (REASON_BAD_REQUEST).
         """
 
@@ -313,7 +415,7 @@ class QuotaServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_billing_pb2.ExtendResponse, _abc.Awaitable[_billing_pb2.ExtendResponse]]:
         """Extend renews the expiry of a hold, and raises its amount when asked. Repeatable.
 
-        Errors: NOT_FOUND (REASON_HOLD_NOT_FOUND), RESOURCE_EXHAUSTED (REASON_BUDGET_EXHAUSTED).
+        Errors: NOT_FOUND (REASON_HOLD_NOT_FOUND), RESOURCE_EXHAUSTED (as Hold).
         """
 
     @_abc_1.abstractmethod

@@ -625,6 +625,8 @@ class ChoiceFinished(_message.Message):
     FINISH_REASON_FIELD_NUMBER: _builtins.int
     FILTER_CATEGORY_FIELD_NUMBER: _builtins.int
     FILTER_OFFSET_FIELD_NUMBER: _builtins.int
+    LIMIT_FIELD_NUMBER: _builtins.int
+    LIMIT_PAYER_FIELD_NUMBER: _builtins.int
     choice_index: _builtins.int
     """Which answer. Range [0, n)."""
     finish_reason: _content_pb2.FinishReason.ValueType
@@ -635,6 +637,12 @@ class ChoiceFinished(_message.Message):
     """With FINISH_REASON_CONTENT_FILTER of an answer that was cut: where the offending text began, in
     bytes of the generated UTF-8 text. Else 0.
     """
+    limit: _content_pb2.Limit.ValueType
+    """With FINISH_REASON_LENGTH of an answer that was cut at the last token that is paid: the limit
+    that had no room for more. Else absent.
+    """
+    limit_payer: _content_pb2.Payer.ValueType
+    """Whose limit it was."""
     def __init__(
         self,
         *,
@@ -642,10 +650,12 @@ class ChoiceFinished(_message.Message):
         finish_reason: _content_pb2.FinishReason.ValueType = ...,
         filter_category: _builtins.str = ...,
         filter_offset: _builtins.int = ...,
+        limit: _content_pb2.Limit.ValueType = ...,
+        limit_payer: _content_pb2.Payer.ValueType = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["choice_index", b"choice_index", "filter_category", b"filter_category", "filter_offset", b"filter_offset", "finish_reason", b"finish_reason"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["choice_index", b"choice_index", "filter_category", b"filter_category", "filter_offset", b"filter_offset", "finish_reason", b"finish_reason", "limit", b"limit", "limit_payer", b"limit_payer"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

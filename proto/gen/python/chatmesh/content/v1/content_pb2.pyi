@@ -95,6 +95,62 @@ FINISH_REASON_TOOL_CALLS: FinishReason.ValueType  # 5
 """By itself, behind at least one whole tool call. Never of a node, which says STOP."""
 Global___FinishReason: _TypeAlias = FinishReason  # noqa: Y015
 
+class _Limit:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _LimitEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Limit.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    LIMIT_UNSPECIFIED: _Limit.ValueType  # 0
+    """None."""
+    LIMIT_BUDGET: _Limit.ValueType  # 1
+    """Money of a calendar month."""
+    LIMIT_TOKENS_PER_MINUTE: _Limit.ValueType  # 2
+    """Tokens, of prompts and answers, reserved in one minute of the clock (UTC)."""
+    LIMIT_PARALLEL: _Limit.ValueType  # 3
+    """Turns at once."""
+
+class Limit(_Limit, metaclass=_LimitEnumTypeWrapper):
+    """Limit is what may end an answer, or refuse it, although the model has more to say."""
+
+LIMIT_UNSPECIFIED: Limit.ValueType  # 0
+"""None."""
+LIMIT_BUDGET: Limit.ValueType  # 1
+"""Money of a calendar month."""
+LIMIT_TOKENS_PER_MINUTE: Limit.ValueType  # 2
+"""Tokens, of prompts and answers, reserved in one minute of the clock (UTC)."""
+LIMIT_PARALLEL: Limit.ValueType  # 3
+"""Turns at once."""
+Global___Limit: _TypeAlias = Limit  # noqa: Y015
+
+class _Payer:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _PayerEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Payer.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    PAYER_UNSPECIFIED: _Payer.ValueType  # 0
+    """Unknown."""
+    PAYER_ACCOUNT: _Payer.ValueType  # 1
+    """The account."""
+    PAYER_KEY: _Payer.ValueType  # 2
+    """The API key that was used."""
+    PAYER_ORGANISATION: _Payer.ValueType  # 3
+    """The organisation that the account is a member of."""
+
+class Payer(_Payer, metaclass=_PayerEnumTypeWrapper):
+    """Payer is whose limit it is: each that a turn has must have room for it."""
+
+PAYER_UNSPECIFIED: Payer.ValueType  # 0
+"""Unknown."""
+PAYER_ACCOUNT: Payer.ValueType  # 1
+"""The account."""
+PAYER_KEY: Payer.ValueType  # 2
+"""The API key that was used."""
+PAYER_ORGANISATION: Payer.ValueType  # 3
+"""The organisation that the account is a member of."""
+Global___Payer: _TypeAlias = Payer  # noqa: Y015
+
 class _Tier:
     ValueType = _typing.NewType("ValueType", _builtins.int)
     V: _TypeAlias = ValueType  # noqa: Y015

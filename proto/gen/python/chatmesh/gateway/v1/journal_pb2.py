@@ -24,11 +24,12 @@ _sym_db = _symbol_database.Default()
 
 from chatmesh.billing.v1 import billing_pb2 as chatmesh_dot_billing_dot_v1_dot_billing__pb2
 from chatmesh.chat.v1 import chat_pb2 as chatmesh_dot_chat_dot_v1_dot_chat__pb2
+from chatmesh.content.v1 import content_pb2 as chatmesh_dot_content_dot_v1_dot_content__pb2
 from chatmesh.conversation.v1 import conversation_pb2 as chatmesh_dot_conversation_dot_v1_dot_conversation__pb2
 from chatmesh.inference.v1 import inference_pb2 as chatmesh_dot_inference_dot_v1_dot_inference__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n!chatmesh/gateway/v1/journal.proto\x12\x13\x63hatmesh.gateway.v1\x1a!chatmesh/billing/v1/billing.proto\x1a\x1b\x63hatmesh/chat/v1/chat.proto\x1a+chatmesh/conversation/v1/conversation.proto\x1a%chatmesh/inference/v1/inference.proto\"\x88\x05\n\x08TurnPlan\x12\x0f\n\x07turn_id\x18\x01 \x01(\t\x12\x12\n\naccount_id\x18\x02 \x01(\t\x12\x0c\n\x04tier\x18\x03 \x01(\t\x12\x14\n\x0cjurisdiction\x18\x04 \x01(\t\x12\x16\n\x0e\x63reate_time_ms\x18\x05 \x01(\x03\x12\x14\n\x0c\x63hoice_count\x18\x06 \x01(\r\x12\x37\n\x07request\x18\x07 \x01(\x0b\x32&.chatmesh.inference.v1.GenerateRequest\x12\x10\n\x08\x61\x66\x66inity\x18\x08 \x01(\x0c\x12\x13\n\x0b\x66ingerprint\x18\t \x01(\t\x12\x1c\n\x14model_created_unix_s\x18\n \x01(\x03\x12\x1f\n\x17\x63ontext_token_count_max\x18\x0b \x01(\r\x12\x0f\n\x07redraws\x18\x0c \x01(\x08\x12.\n\x04hold\x18\r \x01(\x0b\x32 .chatmesh.billing.v1.HoldRequest\x12\x17\n\x0f\x63onversation_id\x18\x0e \x01(\t\x12\x1b\n\x13\x63onversation_is_new\x18\x0f \x01(\x08\x12\x36\n\x08messages\x18\x10 \x03(\x0b\x32$.chatmesh.conversation.v1.NewMessage\x12\x1d\n\x15\x64ropped_message_count\x18\x11 \x01(\r\x12\x16\n\x0epolicy_version\x18\x12 \x01(\t\x12\x12\n\nbackground\x18\x13 \x01(\x08\x12\x15\n\rinclude_usage\x18\x14 \x01(\x08\x12\x11\n\tsafe_text\x18\x15 \x01(\t\x12\x15\n\rsafe_category\x18\x16 \x01(\t\x12+\n\x08left_out\x18\x17 \x03(\x0b\x32\x19.chatmesh.chat.v1.LeftOut\"\x89\x02\n\x0cJournalEvent\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12\x11\n\x07started\x18\x02 \x01(\x08H\x00\x12,\n\x05\x64\x65lta\x18\x03 \x01(\x0b\x32\x1b.chatmesh.chat.v1.TextDeltaH\x00\x12;\n\x0f\x63hoice_finished\x18\x04 \x01(\x0b\x32 .chatmesh.chat.v1.ChoiceFinishedH\x00\x12+\n\x08\x66inished\x18\x05 \x01(\x0b\x32\x17.chatmesh.chat.v1.UsageH\x00\x12\x35\n\x06\x66\x61iled\x18\x06 \x01(\x0b\x32#.chatmesh.gateway.v1.JournalFailureH\x00\x42\x07\n\x05\x65vent\"\xa7\x01\n\x0eJournalFailure\x12\x0e\n\x06reason\x18\x01 \x01(\t\x12\x0f\n\x07message\x18\x02 \x01(\t\x12\x43\n\x08metadata\x18\x03 \x03(\x0b\x32\x31.chatmesh.gateway.v1.JournalFailure.MetadataEntry\x1a/\n\rMetadataEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\x80\x01\n\tHeldFrame\x12\x14\n\x0cstart_offset\x18\x01 \x01(\x04\x12\x12\n\nend_offset\x18\x02 \x01(\x04\x12\x13\n\x0btoken_count\x18\x03 \x01(\r\x12\x34\n\x08logprobs\x18\x04 \x03(\x0b\x32\".chatmesh.chat.v1.PositionLogprobs\"\xcc\x01\n\x0e\x41nswerProgress\x12\x14\n\x0c\x63hoice_index\x18\x01 \x01(\r\x12\x15\n\ttoken_ids\x18\x02 \x03(\rB\x02\x10\x01\x12\x0c\n\x04text\x18\x03 \x01(\t\x12\x17\n\x0freleased_offset\x18\x04 \x01(\x04\x12\x1c\n\x14released_token_count\x18\x05 \x01(\r\x12,\n\x04held\x18\x06 \x03(\x0b\x32\x1e.chatmesh.gateway.v1.HeldFrame\x12\x1a\n\x12\x63\x61\x63hed_token_count\x18\x07 \x01(\r\"x\n\x0cJournalBatch\x12\x31\n\x06\x65vents\x18\x01 \x03(\x0b\x32!.chatmesh.gateway.v1.JournalEvent\x12\x35\n\x08progress\x18\x02 \x03(\x0b\x32#.chatmesh.gateway.v1.AnswerProgressb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n!chatmesh/gateway/v1/journal.proto\x12\x13\x63hatmesh.gateway.v1\x1a!chatmesh/billing/v1/billing.proto\x1a\x1b\x63hatmesh/chat/v1/chat.proto\x1a!chatmesh/content/v1/content.proto\x1a+chatmesh/conversation/v1/conversation.proto\x1a%chatmesh/inference/v1/inference.proto\"\x84\x06\n\x08TurnPlan\x12\x0f\n\x07turn_id\x18\x01 \x01(\t\x12\x12\n\naccount_id\x18\x02 \x01(\t\x12\x0c\n\x04tier\x18\x03 \x01(\t\x12\x14\n\x0cjurisdiction\x18\x04 \x01(\t\x12\x16\n\x0e\x63reate_time_ms\x18\x05 \x01(\x03\x12\x14\n\x0c\x63hoice_count\x18\x06 \x01(\r\x12\x37\n\x07request\x18\x07 \x01(\x0b\x32&.chatmesh.inference.v1.GenerateRequest\x12\x10\n\x08\x61\x66\x66inity\x18\x08 \x01(\x0c\x12\x13\n\x0b\x66ingerprint\x18\t \x01(\t\x12\x1c\n\x14model_created_unix_s\x18\n \x01(\x03\x12\x1f\n\x17\x63ontext_token_count_max\x18\x0b \x01(\r\x12\x0f\n\x07redraws\x18\x0c \x01(\x08\x12.\n\x04hold\x18\r \x01(\x0b\x32 .chatmesh.billing.v1.HoldRequest\x12\x17\n\x0f\x63onversation_id\x18\x0e \x01(\t\x12\x1b\n\x13\x63onversation_is_new\x18\x0f \x01(\x08\x12\x36\n\x08messages\x18\x10 \x03(\x0b\x32$.chatmesh.conversation.v1.NewMessage\x12\x1d\n\x15\x64ropped_message_count\x18\x11 \x01(\r\x12\x16\n\x0epolicy_version\x18\x12 \x01(\t\x12\x12\n\nbackground\x18\x13 \x01(\x08\x12\x15\n\rinclude_usage\x18\x14 \x01(\x08\x12\x11\n\tsafe_text\x18\x15 \x01(\t\x12\x15\n\rsafe_category\x18\x16 \x01(\t\x12+\n\x08left_out\x18\x17 \x03(\x0b\x32\x19.chatmesh.chat.v1.LeftOut\x12\x1e\n\x16\x61nswer_token_count_max\x18\x1e \x01(\r\x12)\n\x05limit\x18\x1f \x01(\x0e\x32\x1a.chatmesh.content.v1.Limit\x12/\n\x0blimit_payer\x18  \x01(\x0e\x32\x1a.chatmesh.content.v1.Payer\"\x89\x02\n\x0cJournalEvent\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12\x11\n\x07started\x18\x02 \x01(\x08H\x00\x12,\n\x05\x64\x65lta\x18\x03 \x01(\x0b\x32\x1b.chatmesh.chat.v1.TextDeltaH\x00\x12;\n\x0f\x63hoice_finished\x18\x04 \x01(\x0b\x32 .chatmesh.chat.v1.ChoiceFinishedH\x00\x12+\n\x08\x66inished\x18\x05 \x01(\x0b\x32\x17.chatmesh.chat.v1.UsageH\x00\x12\x35\n\x06\x66\x61iled\x18\x06 \x01(\x0b\x32#.chatmesh.gateway.v1.JournalFailureH\x00\x42\x07\n\x05\x65vent\"\xa7\x01\n\x0eJournalFailure\x12\x0e\n\x06reason\x18\x01 \x01(\t\x12\x0f\n\x07message\x18\x02 \x01(\t\x12\x43\n\x08metadata\x18\x03 \x03(\x0b\x32\x31.chatmesh.gateway.v1.JournalFailure.MetadataEntry\x1a/\n\rMetadataEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\x80\x01\n\tHeldFrame\x12\x14\n\x0cstart_offset\x18\x01 \x01(\x04\x12\x12\n\nend_offset\x18\x02 \x01(\x04\x12\x13\n\x0btoken_count\x18\x03 \x01(\r\x12\x34\n\x08logprobs\x18\x04 \x03(\x0b\x32\".chatmesh.chat.v1.PositionLogprobs\"\xcc\x01\n\x0e\x41nswerProgress\x12\x14\n\x0c\x63hoice_index\x18\x01 \x01(\r\x12\x15\n\ttoken_ids\x18\x02 \x03(\rB\x02\x10\x01\x12\x0c\n\x04text\x18\x03 \x01(\t\x12\x17\n\x0freleased_offset\x18\x04 \x01(\x04\x12\x1c\n\x14released_token_count\x18\x05 \x01(\r\x12,\n\x04held\x18\x06 \x03(\x0b\x32\x1e.chatmesh.gateway.v1.HeldFrame\x12\x1a\n\x12\x63\x61\x63hed_token_count\x18\x07 \x01(\r\"x\n\x0cJournalBatch\x12\x31\n\x06\x65vents\x18\x01 \x03(\x0b\x32!.chatmesh.gateway.v1.JournalEvent\x12\x35\n\x08progress\x18\x02 \x03(\x0b\x32#.chatmesh.gateway.v1.AnswerProgressb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -39,18 +40,18 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_JOURNALFAILURE_METADATAENTRY']._serialized_options = b'8\001'
   _globals['_ANSWERPROGRESS'].fields_by_name['token_ids']._loaded_options = None
   _globals['_ANSWERPROGRESS'].fields_by_name['token_ids']._serialized_options = b'\020\001'
-  _globals['_TURNPLAN']._serialized_start=207
-  _globals['_TURNPLAN']._serialized_end=855
-  _globals['_JOURNALEVENT']._serialized_start=858
-  _globals['_JOURNALEVENT']._serialized_end=1123
-  _globals['_JOURNALFAILURE']._serialized_start=1126
-  _globals['_JOURNALFAILURE']._serialized_end=1293
-  _globals['_JOURNALFAILURE_METADATAENTRY']._serialized_start=1246
-  _globals['_JOURNALFAILURE_METADATAENTRY']._serialized_end=1293
-  _globals['_HELDFRAME']._serialized_start=1296
-  _globals['_HELDFRAME']._serialized_end=1424
-  _globals['_ANSWERPROGRESS']._serialized_start=1427
-  _globals['_ANSWERPROGRESS']._serialized_end=1631
-  _globals['_JOURNALBATCH']._serialized_start=1633
-  _globals['_JOURNALBATCH']._serialized_end=1753
+  _globals['_TURNPLAN']._serialized_start=242
+  _globals['_TURNPLAN']._serialized_end=1014
+  _globals['_JOURNALEVENT']._serialized_start=1017
+  _globals['_JOURNALEVENT']._serialized_end=1282
+  _globals['_JOURNALFAILURE']._serialized_start=1285
+  _globals['_JOURNALFAILURE']._serialized_end=1452
+  _globals['_JOURNALFAILURE_METADATAENTRY']._serialized_start=1405
+  _globals['_JOURNALFAILURE_METADATAENTRY']._serialized_end=1452
+  _globals['_HELDFRAME']._serialized_start=1455
+  _globals['_HELDFRAME']._serialized_end=1583
+  _globals['_ANSWERPROGRESS']._serialized_start=1586
+  _globals['_ANSWERPROGRESS']._serialized_end=1790
+  _globals['_JOURNALBATCH']._serialized_start=1792
+  _globals['_JOURNALBATCH']._serialized_end=1912
 # @@protoc_insertion_point(module_scope)

@@ -10,6 +10,7 @@ today's wrote and the other way round.
 
 from chatmesh.billing.v1 import billing_pb2 as _billing_pb2
 from chatmesh.chat.v1 import chat_pb2 as _chat_pb2
+from chatmesh.content.v1 import content_pb2 as _content_pb2
 from chatmesh.conversation.v1 import conversation_pb2 as _conversation_pb2
 from chatmesh.inference.v1 import inference_pb2 as _inference_pb2
 from collections import abc as _abc
@@ -58,6 +59,9 @@ class TurnPlan(_message.Message):
     SAFE_TEXT_FIELD_NUMBER: _builtins.int
     SAFE_CATEGORY_FIELD_NUMBER: _builtins.int
     LEFT_OUT_FIELD_NUMBER: _builtins.int
+    ANSWER_TOKEN_COUNT_MAX_FIELD_NUMBER: _builtins.int
+    LIMIT_FIELD_NUMBER: _builtins.int
+    LIMIT_PAYER_FIELD_NUMBER: _builtins.int
     turn_id: _builtins.str
     """The turn (ULID)."""
     account_id: _builtins.str
@@ -98,6 +102,14 @@ class TurnPlan(_message.Message):
     """Said instead of an answer, with the category that decided; nothing is generated then."""
     safe_category: _builtins.str
     """Category of safe_text."""
+    answer_token_count_max: _builtins.int
+    """Tokens of one answer that were asked for, where request.max_tokens is what a limit left room
+    for: more may be had while the turn runs. 0: request.max_tokens is all.
+    """
+    limit: _content_pb2.Limit.ValueType
+    """That limit."""
+    limit_payer: _content_pb2.Payer.ValueType
+    """Whose it is."""
     @_builtins.property
     def request(self) -> _inference_pb2.GenerateRequest:
         """The first model call, as a node gets it for the first answer; the others differ in
@@ -142,10 +154,13 @@ class TurnPlan(_message.Message):
         safe_text: _builtins.str = ...,
         safe_category: _builtins.str = ...,
         left_out: _abc.Iterable[_chat_pb2.LeftOut] | None = ...,
+        answer_token_count_max: _builtins.int = ...,
+        limit: _content_pb2.Limit.ValueType = ...,
+        limit_payer: _content_pb2.Payer.ValueType = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["hold", b"hold", "request", b"request"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["account_id", b"account_id", "affinity", b"affinity", "background", b"background", "choice_count", b"choice_count", "context_token_count_max", b"context_token_count_max", "conversation_id", b"conversation_id", "conversation_is_new", b"conversation_is_new", "create_time_ms", b"create_time_ms", "dropped_message_count", b"dropped_message_count", "fingerprint", b"fingerprint", "hold", b"hold", "include_usage", b"include_usage", "jurisdiction", b"jurisdiction", "left_out", b"left_out", "messages", b"messages", "model_created_unix_s", b"model_created_unix_s", "policy_version", b"policy_version", "redraws", b"redraws", "request", b"request", "safe_category", b"safe_category", "safe_text", b"safe_text", "tier", b"tier", "turn_id", b"turn_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["account_id", b"account_id", "affinity", b"affinity", "answer_token_count_max", b"answer_token_count_max", "background", b"background", "choice_count", b"choice_count", "context_token_count_max", b"context_token_count_max", "conversation_id", b"conversation_id", "conversation_is_new", b"conversation_is_new", "create_time_ms", b"create_time_ms", "dropped_message_count", b"dropped_message_count", "fingerprint", b"fingerprint", "hold", b"hold", "include_usage", b"include_usage", "jurisdiction", b"jurisdiction", "left_out", b"left_out", "limit", b"limit", "limit_payer", b"limit_payer", "messages", b"messages", "model_created_unix_s", b"model_created_unix_s", "policy_version", b"policy_version", "redraws", b"redraws", "request", b"request", "safe_category", b"safe_category", "safe_text", b"safe_text", "tier", b"tier", "turn_id", b"turn_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
