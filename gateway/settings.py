@@ -1,7 +1,7 @@
 """What an operator may set; read from the environment, checked at start, then frozen."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import (
     AliasChoices,
@@ -16,6 +16,35 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 HMAC_SECRET_BYTES_MIN = 32
 # A request a microsecond: rates are counted in whole ones.
 RATE_MAX = 60_000_000
+
+
+class WhenAway(BaseSettings):
+    """What each limit does while its store is away, by tier: the one table of it.
+
+    A request that cannot be asked about is refused ("closed"), counted by this gateway alone
+    ("local"), or it waits for the store ("queue"). A tier that is not named is closed.
+    """
+
+    model_config = SettingsConfigDict(env_prefix="GATEWAY_AWAY_", frozen=True)
+
+    # Requests a minute, in Redis. Local: each gateway grants an account its whole rate.
+    requests: dict[str, Literal["closed", "local"]] = {
+        "free": "closed",
+        "pro": "local",
+        "enterprise": "local",
+        "admin": "local",
+    }
+    # Money, tokens a minute and turns at once, in billing's PostgreSQL. Never local: what several
+    # gateways grant by themselves cannot be taken back.
+    hold: dict[str, Literal["closed", "queue"]] = {
+        "free": "closed",
+        "pro": "queue",
+        "enterprise": "queue",
+        "admin": "queue",
+    }
+    hold_wait_s: float = Field(default=5.0, gt=0, le=60)
+    # Accounts that a gateway counts by itself; the least recently seen is forgotten first.
+    local_count_max: int = Field(default=10_000, ge=1)
 
 
 class TurnLimits(BaseSettings):
@@ -71,6 +100,7 @@ class TurnLimits(BaseSettings):
     account_retention_bytes_max: int = Field(default=16 << 20, ge=0)
     # Turns that this gateway takes over at once from one that is no more.
     adoption_count_max: int = Field(default=64, ge=1)
+    away: WhenAway = Field(default_factory=WhenAway)
 
 
 class QueueLimits(BaseSettings):
@@ -132,8 +162,7 @@ class AdmissionSettings(BaseSettings):
         "pro": 60,
         "enterprise": 600,
     }
-    # Tiers that go on without a request limit while Redis is away; the others are refused.
-    rate_fail_open_tiers: frozenset[str] = frozenset({"pro", "enterprise", "admin"})
+    away: WhenAway = Field(default_factory=WhenAway)
     # Of a round trip: far above what a busy event loop may add to it.
     rate_timeout_s: float = Field(default=1.0, gt=0)
     # A revoked key works for at most so long; the contract says 1 s.

@@ -6,7 +6,9 @@ number of gateways share it.
 """
 
 import asyncio
-from collections.abc import Sequence
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -82,12 +84,36 @@ class RateExceededError(MeshError):
         self.allowance = allowance
 
 
+class LocalRate:
+    """The same algorithm in this process alone, while Redis is away."""
+
+    def __init__(self, count_max: int, clock: Callable[[], float] = time.monotonic) -> None:
+        self._count_max, self._clock = count_max, clock
+        # Theoretical arrival times, in microseconds.
+        self._arrivals: OrderedDict[str, float] = OrderedDict()
+
+    def take(self, account_id: str, limit: int) -> list[int]:
+        """Takes one request of an account's minute; what the script answers."""
+        now, interval = self._clock() * US, MINUTE_US // limit
+        arrival = max(self._arrivals.get(account_id, now), now)
+        wait = arrival + interval - limit * interval - now
+        if account_id in self._arrivals:
+            self._arrivals.move_to_end(account_id)
+        if wait > 0:
+            return [0, 0, int(wait), int(arrival - now)]
+        self._arrivals[account_id] = arrival = arrival + interval
+        while len(self._arrivals) > self._count_max:
+            self._arrivals.popitem(last=False)
+        return [1, int((now + limit * interval - arrival) / interval), 0, int(arrival - now)]
+
+
 class RateLimiter:
     """Counts requests of accounts."""
 
     def __init__(self, client: "redis.asyncio.Redis", settings: AdmissionSettings) -> None:
         self._client, self._script = client, client.register_script(SCRIPT)
         self._settings = settings
+        self._local = LocalRate(settings.away.local_count_max)
         # On one connection, however many come at once.
         self._group: GroupCommit[tuple[str, int], list[int]] = GroupCommit("rate", self._take_all)
 
@@ -106,8 +132,8 @@ class RateLimiter:
             async with asyncio.timeout(2 * self._settings.rate_timeout_s):
                 answer = await self._group.ask((KEY_PREFIX + account_id, limit))
         except (redis.exceptions.RedisError, OSError, StoreUnavailableError) as error:
-            self._without_redis(tier, error)
-            return None
+            self._check_open(tier, error)
+            answer = self._local.take(account_id, limit)
         allowed, remaining, wait_us, reset_us = answer
         allowance = Allowance(limit, remaining, wait_us / US, reset_us / US)
         if not allowed:
@@ -136,9 +162,9 @@ class RateLimiter:
                 pipeline.evalsha(self._script.sha, 1, key, MINUTE_US // limit, limit)
             return await pipeline.execute(raise_on_error=False)
 
-    def _without_redis(self, tier: str, error: Exception) -> None:
+    def _check_open(self, tier: str, error: Exception) -> None:
         log.warning("rate_unknown", tier=tier, error=type(error).__name__)
-        if tier not in self._settings.rate_fail_open_tiers:
+        if self._settings.away.requests.get(tier) != "local":
             raise public(
                 errors.SERVICE_UNAVAILABLE,
                 "Requests of your tier cannot be counted at the moment; try again shortly.",

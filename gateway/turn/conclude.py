@@ -5,7 +5,7 @@ nothing.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 
 import structlog
 
@@ -16,11 +16,7 @@ from gateway.turn.domain import FINISH_CANCELLED, Message, Usage
 from gateway.turn.plan import Plan
 from gateway.upstreams.billing import Billing
 from gateway.upstreams.conversation import Conversation, NewMessage, to_stored
-from gateway.upstreams.failures import may_pass
-from mesh.chassis.errors import MeshError
-
-RETRY_S_MIN = 0.1
-RETRY_S_MAX = 2.0
+from gateway.upstreams.failures import until_accepted
 
 log = structlog.get_logger()
 
@@ -61,12 +57,12 @@ class Concluder:
     ) -> None:
         hold = plan.stored.hold
         if usage.completion_token_count:
-            await _until_accepted(
+            await until_accepted(
                 "settle",
                 lambda: self._billing.settle(hold, usage, withheld, unsent, cut_short=cut_short),
             )
         else:
-            await _until_accepted("settle", lambda: self._billing.release(hold.turn_id))
+            await until_accepted("settle", lambda: self._billing.release(hold.turn_id))
 
     async def _store(self, plan: Plan, answer: Answer) -> None:
         """Keeps the new messages with the first answer; nothing when it never came to one.
@@ -84,7 +80,7 @@ class Concluder:
             plan.model.id,
         )
         messages = [*plan.stored.messages, to_stored(said)]
-        await _until_accepted(
+        await until_accepted(
             "store",
             lambda: self._conversation.append(plan.caller, plan.thread, plan.model.id, messages),
         )
@@ -97,21 +93,3 @@ def _count(usage: Usage, withheld_token_count: int, unsent_token_count: int) -> 
         metrics.TOKENS.labels("output").inc(usage.completion_token_count)
         metrics.TOKENS.labels("withheld").inc(withheld_token_count)
         metrics.TOKENS.labels("unsent").inc(unsent_token_count)
-
-
-async def _until_accepted(what: str, call: Callable[[], Awaitable[None]]) -> None:
-    """Repeats a repeatable call."""
-    delay_s = RETRY_S_MIN
-    while True:
-        try:
-            return await call()
-        except MeshError as error:
-            if not may_pass(error):
-                metrics.CONCLUSIONS_LOST.labels(what).inc()
-                log.error("conclusion_refused", what=what, reason=error.reason)
-                return None
-        except asyncio.CancelledError:
-            metrics.CONCLUSIONS_LOST.labels(what).inc()
-            raise
-        await asyncio.sleep(delay_s)
-        delay_s = min(delay_s * 2, RETRY_S_MAX)

@@ -40,13 +40,17 @@ from gateway.turn.threads import Threads
 from gateway.upstreams.billing import Billing
 from gateway.upstreams.catalogue import Catalogue
 from gateway.upstreams.conversation import NewMessage, Thread, to_stored
-from gateway.upstreams.failures import may_pass
+from gateway.upstreams.failures import may_pass, until_accepted
 from gateway.upstreams.inference import Job
 from gateway.upstreams.safety import Safety, Screened
 from mesh.chassis.errors import MeshError
 
 T = TypeVar("T")
 MS = 1000
+# Between two tries to hold while billing is away.
+HOLD_RETRY_S = 0.2
+# When a hold that may have been granted is looked for: a call ends at its deadline, 3 s.
+RELEASE_DELAYS_S = (0.0, 1.0, 4.0)
 
 
 @dataclass(frozen=True)
@@ -204,18 +208,31 @@ class Planner:
             MeshError: INSUFFICIENT_QUOTA, RATE_LIMIT_EXCEEDED and what else refuses a hold.
         """
         hold = self.billing.hold_of(caller, ask, prompt, self.limits.hold_lifetime_s)
+        holding = asyncio.create_task(self._granted(hold, caller.tier))
         try:
-            grant = await self.billing.hold(hold)
+            grant = await asyncio.shield(holding)
         except (asyncio.CancelledError, MeshError) as error:
-            # It may have been granted although we never heard.
+            # It may have been granted although we never heard, or may be yet.
             if isinstance(error, asyncio.CancelledError) or may_pass(error):
-                self._release(hold)
+                self.background.start(self._give_back(hold, holding), "release_hold")
             raise
         try:
             yield hold, grant
         except BaseException:
-            self._release(hold)
+            self.background.start(self._give_back(hold, holding), "release_hold")
             raise
+
+    async def _granted(self, hold: HoldRequest, tier: str) -> Grant:
+        """What billing grants; while it is away some tiers wait for it."""
+        away, loop = self.limits.away, asyncio.get_running_loop()
+        end = loop.time() + (away.hold_wait_s if away.hold.get(tier) == "queue" else 0.0)
+        while True:
+            try:
+                return await self.billing.hold(hold)
+            except MeshError as error:
+                if not may_pass(error) or loop.time() >= end:
+                    raise
+            await asyncio.sleep(HOLD_RETRY_S)
 
     async def _raise_hold(self, hold: HoldRequest, prompt: Prompt) -> None:
         """A mask may be longer than what it hides.
@@ -227,8 +244,17 @@ class Planner:
             hold.prompt_token_count = len(prompt.token_ids)
             await self.billing.extend(hold, hold.output_token_count_max)
 
-    def _release(self, hold: HoldRequest) -> None:
-        self.background.start(self.billing.release(hold.turn_id), "release_hold")
+    async def _give_back(self, hold: HoldRequest, holding: "asyncio.Task[Grant]") -> None:
+        """Releases a hold that nobody needs, once it is known whether it was granted.
+
+        A call that failed may still be under way: one that is not found is looked for again.
+        """
+        await asyncio.wait([holding])
+        is_granted = not holding.cancelled() and holding.exception() is None
+        for delay_s in (0.0,) if is_granted else RELEASE_DELAYS_S:
+            await asyncio.sleep(delay_s)
+            if await until_accepted("release", lambda: self.billing.release(hold.turn_id)):
+                return
 
 
 @dataclass(frozen=True, slots=True)

@@ -128,14 +128,16 @@ class Billing:
         with translated("billing"):
             await self._of(hold, lambda: self._quota.Settle(request))
 
-    async def release(self, turn_id: str) -> None:
-        """Gives the hold back: nothing was generated. Repeatable; none to give back is fine."""
+    async def release(self, turn_id: str) -> bool:
+        """Gives the hold back: nothing was generated. Repeatable; False: there is none."""
         with translated("billing"):
             try:
                 await self._quota.Release(pb.ReleaseRequest(turn_id=turn_id))
             except grpc.aio.AioRpcError as error:
                 if MeshError.from_rpc(error).reason != HOLD_NOT_FOUND:
                     raise
+                return False
+            return True
 
     async def _of(self, hold: pb.HoldRequest, call: Callable[[], Awaitable[object]]) -> None:
         """Makes a call about a hold; one that a crash of the store forgot is held again first."""

@@ -1,13 +1,22 @@
 """What a failed call of an upstream means to a client: one table."""
 
+import asyncio
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
+from typing import TypeVar
 
 import grpc
+import structlog
 
-from gateway import errors
+from gateway import errors, metrics
 from gateway.errors import public
 from mesh.chassis.errors import MeshError
+
+T = TypeVar("T")
+RETRY_S_MIN = 0.1
+RETRY_S_MAX = 2.0
+
+log = structlog.get_logger()
 
 # (service, its reason) -> the public reason. What is not here is a fault of ours.
 REASONS = {
@@ -139,3 +148,26 @@ def translated(service: str) -> Iterator[None]:
         raise translate(service, MeshError.from_rpc(error)) from error
     except MeshError as error:  # the chassis refused to call: too little time is left
         raise translate(service, error) from error
+
+
+async def until_accepted(what: str, call: Callable[[], Awaitable[T]]) -> T | None:
+    """Repeats a repeatable call; its result, or None: it was refused for good.
+
+    Args:
+        what: for the log and the metric.
+        call: the call.
+    """
+    delay_s = RETRY_S_MIN
+    while True:
+        try:
+            return await call()
+        except MeshError as error:
+            if not may_pass(error):
+                metrics.CONCLUSIONS_LOST.labels(what).inc()
+                log.error("conclusion_refused", what=what, reason=error.reason)
+                return None
+        except asyncio.CancelledError:
+            metrics.CONCLUSIONS_LOST.labels(what).inc()
+            raise
+        await asyncio.sleep(delay_s)
+        delay_s = min(delay_s * 2, RETRY_S_MAX)

@@ -304,6 +304,9 @@ async def test_redis_away_by_tier(door, tier, status):
     if status == 503:
         assert decision.code == "service_unavailable"
         assert decision.shown["retry-after"] == "5"
+    elif tier < 4:  # it is counted here
+        limit = decision.shown["x-ratelimit-limit-requests"]
+        assert decision.shown["x-ratelimit-remaining-requests"] == str(int(limit) - 1)
     # What is not counted goes on.
     assert (await door.check(door.add_key(tier=tier), "/v1/models")).status == 200
 

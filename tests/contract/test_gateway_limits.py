@@ -8,6 +8,7 @@ import pytest
 from chatmesh.billing.v1 import billing_pb2
 from chatmesh.chat.v1 import chat_pb2
 from chatmesh.content.v1 import content_pb2
+from gateway.settings import WhenAway
 from mesh.chassis.errors import MeshError
 from tests.support.fakes import MODEL, Fakes, Script, failure
 from tests.support.gateway_turns import TURN, identity, running_gateway
@@ -140,6 +141,30 @@ async def test_tokens_left_are_told_in_headers_as_openai_does():
             assert headers["x-ratelimit-reset-tokens"] == "12.345s"
 
 
+@pytest.mark.parametrize(
+    ("tier", "status", "hold_count"), [("free", 503, 1), ("pro", 200, 4), ("admin", 200, 4)]
+)
+async def test_billing_away_by_tier(tier, status, hold_count):
+    fakes = Fakes()
+    away = failure(grpc.StatusCode.UNAVAILABLE, "STORE_UNAVAILABLE")
+    fakes.billing.faults.add("Hold", *[away] * 3)
+    async with running_gateway(fakes) as gateway:
+        answer = await gateway.post({}, metadata=identity(tier=tier))
+    assert answer.status == status
+    assert fakes.billing.calls.count("Hold") == hold_count
+
+
+async def test_billing_that_stays_away_is_waited_for_so_long_and_no_longer():
+    fakes = Fakes()
+    away = failure(grpc.StatusCode.UNAVAILABLE, "STORE_UNAVAILABLE")
+    fakes.billing.faults.add("Hold", *[away] * 1000)
+    policy = WhenAway(hold_wait_s=0.3)
+    async with running_gateway(fakes, away=policy) as gateway:
+        answer = await gateway.post({})
+    assert (answer.status, answer.json["error"]["code"]) == (503, "service_unavailable")
+    assert 1 < fakes.billing.calls.count("Hold") < 10
+
+
 @pytest.mark.parametrize("reason", ["TOKEN_RATE_EXCEEDED", "PARALLEL_EXCEEDED"])
 async def test_a_limit_without_room_refuses_before_anything_runs(reason):
     fakes = Fakes()
@@ -157,3 +182,19 @@ async def test_a_limit_without_room_refuses_before_anything_runs(reason):
     assert answer.json["error"]["code"] == "rate_limit_exceeded"
     assert answer.json["error"]["metadata"] == {"payer": "organisation", "limit": "7"}
     assert not fakes.inference.requests
+
+
+async def test_a_hold_that_is_granted_to_a_client_that_left_is_given_back():
+    fakes = Fakes()
+    fakes.billing.hold_gate = asyncio.Event()
+    fakes.billing.faults.add("Release", failure(grpc.StatusCode.UNAVAILABLE))
+    async with running_gateway(fakes) as gateway:
+        call = gateway.call({"stream": True})
+        await asyncio.wait_for(fakes.billing.called["Hold"].wait(), PATIENCE_S)
+        call.cancel()
+        await asyncio.sleep(0.05)
+        assert not fakes.billing.released  # nothing is there yet
+        fakes.billing.hold_gate.set()
+        await asyncio.wait_for(fakes.billing.concluded.wait(), PATIENCE_S)
+    assert fakes.billing.calls == ["Hold", "Release", "Release"]
+    assert fakes.billing.released == list(fakes.billing.holds)

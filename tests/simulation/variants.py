@@ -181,7 +181,7 @@ class _Releasing(Concluder):
     def __init__(self, right: Concluder) -> None:
         super().__init__(right._billing, right._conversation)
 
-    async def _settle(self, plan: Any, *args: Any) -> None:
+    async def _settle(self, plan: Any, *args: Any, **more: Any) -> None:
         await self._billing.release(plan.turn_id)
 
 
@@ -282,10 +282,10 @@ def _charged_again(right: Any) -> Any:
 
 
 def _settled_again(right: Any) -> Any:
-    async def settle(self: Store, turn_id: str, counts: Any, now: Any) -> Any:
+    async def settle(self: Store, turn_id: str, counts: Any, now: Any, **more: Any) -> Any:
         if found := self.turns.get(turn_id):
             self.turns[turn_id] = replace(found, state=found.state.OPEN, settle_time=None)
-        return await right(self, turn_id, counts, now)
+        return await right(self, turn_id, counts, now, **more)
 
     return settle
 
