@@ -18,6 +18,9 @@ from gateway.upstreams.billing import Billing
 from gateway.upstreams.conversation import Conversation, NewMessage, to_stored
 from gateway.upstreams.failures import until_accepted
 
+# Of a turn of which nothing came here; what its node reports is charged all the same.
+NOTHING = Usage(0, 0, 0)
+
 log = structlog.get_logger()
 
 
@@ -38,13 +41,23 @@ class Concluder:
     def __init__(self, billing: Billing, conversation: Conversation) -> None:
         self._billing, self._conversation = billing, conversation
 
-    async def conclude(self, plan: Plan, answers: Sequence[Answer]) -> None:
-        """Returns when billing and conversation have taken the turn; whoever runs it bounds it."""
+    async def conclude(
+        self, plan: Plan, answers: Sequence[Answer], *, is_begun: bool = False
+    ) -> None:
+        """Returns when billing and conversation have taken the turn; whoever runs it bounds it.
+
+        Args:
+            plan: the turn.
+            answers: as they ended.
+            is_begun: a node took it: it may have generated what nobody here has seen.
+        """
         usage = usage_of(plan, answers)
         withheld = sum(answer.withheld_token_count for answer in answers)
         unsent = sum(answer.unreleased_token_count for answer in answers) - withheld
         _count(usage, withheld, unsent)
         cut_short = any(answer.is_cut_short for answer in answers)
+        if is_begun and not usage.completion_token_count and not plan.stored.safe_text:
+            usage, cut_short = NOTHING, True
         settle = self._settle(plan, usage, withheld, unsent, cut_short=cut_short)
         await asyncio.gather(settle, self._store(plan, answers[0]))
 
@@ -56,7 +69,7 @@ class Concluder:
         self, plan: Plan, usage: Usage, withheld: int, unsent: int, *, cut_short: bool
     ) -> None:
         hold = plan.stored.hold
-        if usage.completion_token_count:
+        if usage.completion_token_count or usage is NOTHING:
             await until_accepted(
                 "settle",
                 lambda: self._billing.settle(hold, usage, withheld, unsent, cut_short=cut_short),

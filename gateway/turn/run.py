@@ -339,7 +339,9 @@ class Run:
                     self._publish(answer.finish())
         if not await self._may_conclude():
             return
-        concluding = self._means.concluder.conclude(self.plan, self.answers)
+        concluding = self._means.concluder.conclude(
+            self.plan, self.answers, is_begun=self.has_started
+        )
         recorded = self._means.background.start(concluding, "conclude_turn")
         limits = self._means.limits
         wait_s = limits.store_wait_s if self.plan.thread.id else limits.conclude_wait_s

@@ -280,7 +280,8 @@ async def test_a_client_that_leaves_before_the_first_token():
         await happens(fakes.inference.cancelled)
         await happens(fakes.billing.concluded)
         await gateway.background.finish()
-    assert fakes.billing.released == [TURN]
+    settle = fakes.billing.settled[TURN]  # what the node may have made of it stays reserved
+    assert (settle.output_token_count, settle.prompt_token_count, settle.cut_short) == (0, 0, True)
     assert fakes.conversation.appended == []
     assert cancel_count() == before[0] + 1
     assert cancel_count("0.25") == before[1] + 1
@@ -339,7 +340,8 @@ async def test_a_failure_after_a_node_accepted_but_before_the_first_byte_is_a_st
         answer = await gateway.post({"stream": True})
         await gateway.background.finish()
     assert (answer.status, answer.json["error"]["code"]) == (500, "internal_error")
-    assert fakes.billing.released == [TURN]
+    settle = fakes.billing.settled[TURN]  # what the node may have made of it stays reserved
+    assert (settle.output_token_count, settle.prompt_token_count, settle.cut_short) == (0, 0, True)
 
 
 async def test_silence_before_the_first_token_is_filled_with_heartbeats():
