@@ -15,6 +15,10 @@ def key(value: str, turn: str) -> tuple[tuple[str, str], ...]:
     return (*identity(turn=turn), ("idempotency-key", value))
 
 
+async def happens(event: asyncio.Event) -> None:
+    await asyncio.wait_for(event.wait(), PATIENCE_S)
+
+
 async def until(condition) -> None:
     end = asyncio.get_running_loop().time() + PATIENCE_S
     while not condition():
