@@ -104,21 +104,6 @@ async def test_a_client_that_leaves_in_the_middle():
     assert (stored.content, stored.finish_reason) == ("So far", "cancelled")
 
 
-async def test_a_client_that_leaves_while_money_is_held():
-    fakes = Fakes()
-    fakes.billing.hold_gate = asyncio.Event()
-    async with running_gateway(fakes) as gateway:
-        call = gateway.call({"stream": True})
-        reading = asyncio.create_task(call.read())
-        await happens(fakes.billing.called["Hold"])
-        call.cancel()
-        await asyncio.wait([reading])
-        fakes.billing.hold_gate.set()  # it is granted to nobody
-        await happens(fakes.billing.concluded)
-    assert fakes.billing.released == [TURN]
-    assert fakes.inference.requests == []
-
-
 async def test_a_failure_before_the_first_byte_is_a_status():
     fakes = Fakes()
     crash = failure(grpc.StatusCode.INTERNAL, "ENGINE_FAILED")

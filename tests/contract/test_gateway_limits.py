@@ -198,3 +198,4 @@ async def test_a_hold_that_is_granted_to_a_client_that_left_is_given_back():
         await asyncio.wait_for(fakes.billing.concluded.wait(), PATIENCE_S)
     assert fakes.billing.calls == ["Hold", "Release", "Release"]
     assert fakes.billing.released == list(fakes.billing.holds)
+    assert not fakes.inference.requests
