@@ -17,6 +17,7 @@ from chatmesh.billing.v1.billing_pb2 import HoldRequest
 from chatmesh.content.v1 import content_pb2
 from chatmesh.conversation.v1 import conversation_pb2
 from chatmesh.gateway.v1 import journal_pb2 as pb
+from gateway import errors
 from gateway.content import LIMITS, PAYERS
 from gateway.context.builder import ContextBuilder
 from gateway.context.parts import MESSAGES, Context
@@ -47,7 +48,8 @@ from mesh.chassis.errors import MeshError
 
 T = TypeVar("T")
 MS = 1000
-# Between two tries to hold while billing is away.
+# What is said of billing while it is away; and how long between two tries to hold then.
+AWAY = {errors.SERVICE_UNAVAILABLE, errors.TIMEOUT}
 HOLD_RETRY_S = 0.2
 # When a hold that may have been granted is looked for: a call ends at its deadline, 3 s.
 RELEASE_DELAYS_S = (0.0, 1.0, 4.0)
@@ -230,7 +232,7 @@ class Planner:
             try:
                 return await self.billing.hold(hold)
             except MeshError as error:
-                if not may_pass(error) or loop.time() >= end:
+                if error.reason not in AWAY or loop.time() >= end:
                     raise
             await asyncio.sleep(HOLD_RETRY_S)
 

@@ -30,10 +30,10 @@ def call_of(call: ToolCall) -> pb.ToolCall:
     return pb.ToolCall(id=call.id, name=call.name, arguments_json=call.arguments)
 
 
-def calls_in(parts: Iterable[pb.Part]) -> list[ToolCall]:
+def calls_in(parts: Iterable[pb.Part]) -> tuple[ToolCall, ...]:
     """The tool calls among parts."""
     calls = (part.tool_call for part in parts if part.HasField("tool_call"))
-    return [ToolCall(call.id, call.name, call.arguments_json) for call in calls]
+    return tuple(ToolCall(call.id, call.name, call.arguments_json) for call in calls)
 
 
 def call_id_in(parts: Iterable[pb.Part]) -> str:

@@ -9,6 +9,7 @@ from chatmesh.chat.v1 import chat_pb2
 from chatmesh.content.v1 import content_pb2
 from gateway.errors import CODES
 from gateway.faces.openai.errors import TABLE
+from gateway.settings import WhenAway
 from mesh.chassis.errors import MeshError
 from tests.support.fakes import MODEL, Fakes, failure
 from tests.support.gateway_turns import failed, identity, question, running_gateway
@@ -62,7 +63,7 @@ async def test_upstream_failures(  # noqa: PLR0917  # a row of the table
     if shown in ("INVALID_PARAMETER", "CONTEXT_LENGTH_EXCEEDED"):
         error.message = "what to do"
     getattr(fakes, service).faults.add(method, error, error)
-    async with running_gateway(fakes) as gateway:
+    async with running_gateway(fakes, away=WhenAway(hold={})) as gateway:
         http = await gateway.post({"stream": True})
         message = chat_pb2.Message(role=content_pb2.ROLE_USER, content="hi")
         request = chat_pb2.ChatRequest(model=MODEL, messages=[message])

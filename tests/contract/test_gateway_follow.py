@@ -362,7 +362,9 @@ async def test_a_client_that_leaves_at_once_leaves_nothing_behind():
         await asyncio.wait_for(fakes.inference.cancelled.wait(), PATIENCE_S)
         await asyncio.wait_for(fakes.billing.concluded.wait(), PATIENCE_S)
         await gateway.background.finish()
-    assert fakes.billing.released == [TURN]
+    # Settled, for a node took it and may report more than came here.
+    assert fakes.billing.settled[TURN].output_token_count == 0
+    assert fakes.billing.released == []
 
 
 async def test_the_typed_face_follows_cancels_and_looks():

@@ -94,7 +94,9 @@ async def test_attempts_are_bounded():
     assert (answer.status, answer.json["error"]["code"]) == (503, "service_unavailable")
     assert answer.json["error"]["metadata"] == {"service": "inference"}
     assert len(fakes.inference.requests) == 3
-    assert fakes.billing.released == [TURN]
+    # Settled, for each node may report more than came here.
+    assert fakes.billing.settled[TURN].output_token_count == 0
+    assert fakes.billing.released == []
 
 
 async def test_a_full_node_sends_the_request_to_another():

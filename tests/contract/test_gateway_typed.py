@@ -76,7 +76,7 @@ async def test_dropped_messages_are_told_and_a_conversation_is_named():
     assert started.dropped_message_count == 1
     assert started.conversation_id.startswith("thr_")
     counts = [each.token_count for each in fakes.conversation.appended[0].messages]
-    assert counts == [0, 3, 4]
+    assert counts == [3, 4]  # what the model did not read is not kept
 
 
 TEXT = content_pb2.Part(text="How are")

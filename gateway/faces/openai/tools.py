@@ -121,11 +121,11 @@ def wanted_tools(fields: ToolFields) -> ToolUse | None:
     )
 
 
-def called(calls: list[CalledTool]) -> list[ToolCall]:
+def called(calls: list[CalledTool]) -> tuple[ToolCall, ...]:
     """What an assistant has called before."""
-    return [
+    return tuple(
         ToolCall(each.id, each.function.name, each.function.arguments or "{}") for each in calls
-    ]
+    )
 
 
 def _tool(function: Function) -> Tool:
