@@ -68,9 +68,10 @@ async def _charge_twice(dsn: str, turn: str) -> None:
     try:
         await connection.execute(
             "INSERT INTO billing.ledger (account_id, turn_id, choice_index, kind, first_position,"
-            " end_position, model, cost_nanousd, price_version, create_time, source)"
+            " end_position, model, cost_nanousd, price_version, create_time, source,"
+            " key_id)"
             " SELECT account_id, turn_id, choice_index, kind, first_position, end_position, model,"
-            " cost_nanousd, price_version, create_time, 'gateway' FROM billing.ledger"
+            " cost_nanousd, price_version, create_time, 'gateway', key_id FROM billing.ledger"
             " WHERE turn_id = $1 AND kind = 3",
             turn,
         )

@@ -192,6 +192,7 @@ async def test_an_owner_without_power_is_bound_as_well(
             "conversation/001_conversation.sql",
             "conversation/002_background.sql",
             "conversation/003_groups.sql",
+            "conversation/004_parts.sql",
             "conversation/005_page_plans.sql",
         ]
         owner = await asyncpg.connect(owner_dsn)

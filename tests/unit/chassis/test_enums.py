@@ -12,4 +12,5 @@ def test_words_by_number() -> None:
         2: "length",
         3: "content_filter",
         4: "cancelled",
+        5: "tool_calls",
     }
