@@ -25,8 +25,10 @@ from conversation_svc.thread import (
 from conversation_svc.wire import thread_to_proto
 from mesh.chassis.postgres import Connection
 
-# The thread after the append and the messages that were added, or why there are none.
-Outcome: TypeAlias = "tuple[Thread, list[Message]] | ThreadNotFoundError | RequestReusedError"
+# The thread after the append, the messages that were added, and the id of the message before them
+# (empty: none, or the append was done before); or why there are none.
+Added: TypeAlias = tuple[Thread, list[Message], str]
+Outcome: TypeAlias = "Added | ThreadNotFoundError | RequestReusedError"
 
 _BEGIN = "SELECT * FROM conversation.begin_append($1, $2, $3, $4, $5, $6, $7)"
 _FINISH = (
@@ -68,7 +70,7 @@ async def append_all(connection: Connection, appends: Sequence[Append]) -> list[
             threads[place], messages = appended(
                 before, asked.new, ids, turn_id=asked.request.id, model=asked.model, now=asked.now
             )
-            outcomes[index] = threads[place], messages
+            outcomes[index] = threads[place], messages, before.last_message_id
             finished.append(_finished(asked, before, threads[place], messages))
     await connection.executemany(_FINISH, finished)
     for index, row in zip(order, rows, strict=True):
@@ -107,4 +109,4 @@ async def _refused_or_done(connection: Connection, asked: Append, row: asyncpg.R
     messages = await statements.messages_from(
         connection, asked.account_id, thread, first, len(asked.new)
     )
-    return thread, messages
+    return thread, messages, ""

@@ -1,9 +1,11 @@
 """The hot copy of a thread's newest messages in Redis.
 
-A copy is only ever served for the very state of the thread that PostgreSQL told (same creation,
-same number of messages: messages are only added), so a late, lost or foreign write costs a read of
-PostgreSQL and never a wrong answer. Redis away: every read is a miss. Many turns' copies are read,
-and written, in one round trip.
+A copy is only ever served for the very state of the thread that PostgreSQL told: it ends with the
+thread's newest message. Ids of messages are random and messages are only added, so that one message
+stands for all before it, and a late, lost or foreign write costs a read of PostgreSQL and never a
+wrong answer. Nor does a failover of PostgreSQL that lost an append, after which times and counts
+come again with other messages. Redis away: every read is a miss. Many turns' copies are read, and
+written, in one round trip.
 """
 
 import asyncio
@@ -75,9 +77,11 @@ class HotTail:
         if data is None:
             return None
         try:
-            return tail_from_proto(pb.GetTailResponse.FromString(data))
+            tail = tail_from_proto(pb.GetTailResponse.FromString(data))
         except DecodeError:
             return None
+        last_id = tail.messages[-1].id if tail.messages else ""
+        return replace(tail, thread=replace(tail.thread, last_message_id=last_id))
 
     async def put(self, account_id: str, tail: Tail) -> None:
         """Keeps the newest part of a tail that is worth it."""
@@ -89,16 +93,22 @@ class HotTail:
         await self._ask(self._writes, (_key(account_id, tail.thread.id), data))
 
     async def extend(
-        self, account_id: str, before_count: int, thread: Thread, new: list[Message]
+        self, account_id: str, before_id: str, thread: Thread, new: list[Message]
     ) -> None:
-        """Adds messages to the copy of the state before them; makes one for a new thread."""
-        before = Tail(replace(thread, message_count=before_count), ())
+        """Adds messages to the copy of the state before them; makes one for a new thread.
+
+        Args:
+            before_id: id of the message before the new ones; empty: none, or not known.
+        """
+        before_count = thread.message_count - len(new)
+        before = replace(thread, message_count=before_count, last_message_id=before_id)
+        messages: tuple[Message, ...] = ()
         if before_count:
-            old = await self.get(account_id, thread.id)
-            if old is None or not shows(old, before.thread):
+            copy = await self.get(account_id, thread.id)
+            if copy is None or not shows(copy, before):
                 return  # the next read makes one
-            before = old
-        await self.put(account_id, Tail(thread, (*before.messages, *new)))
+            messages = copy.messages
+        await self.put(account_id, Tail(thread, (*messages, *new)))
 
     async def drop(self, account_id: str, thread_id: str) -> None:
         """Forgets the copy."""
@@ -147,12 +157,12 @@ def shows(tail: Tail, thread: Thread) -> bool:
 
 
 def _state(thread: Thread) -> tuple[object, ...]:
-    return thread.id, thread.create_time, thread.message_count
+    return thread.id, thread.create_time, thread.message_count, thread.last_message_id
 
 
 def _bounded(tail: Tail) -> Tail | None:
     """System messages and the newest others within the limits; None when the system messages
-    alone pass them."""
+    alone pass them, or the newest message is not among them: it names the state of the copy."""
     room = MESSAGE_COUNT_MAX
     size = BYTE_COUNT_MAX
     system = [m for m in tail.messages if m.role == ROLE_SYSTEM]
@@ -170,8 +180,10 @@ def _bounded(tail: Tail) -> Tail | None:
         newest.append(id(message))
     kept = set(newest)
     chosen = (m for m in tail.messages if m.role == ROLE_SYSTEM or id(m) in kept)
-    return replace(tail, messages=tuple(chosen))
+    messages = tuple(chosen)
+    return replace(tail, messages=messages) if messages[-1:] == tail.messages[-1:] else None
 
 
 def _key(account_id: str, thread_id: str) -> str:
-    return f"cm:tail:{account_id}:{thread_id}"
+    # 2: copies of the version before may be of messages that a failover lost; they run out unread.
+    return f"cm:tail:2:{account_id}:{thread_id}"

@@ -172,7 +172,7 @@ class ThreadWriteService(conversation_pb2_grpc.ThreadWriteServiceServicer):
             new = [new_message_from_proto(message) for message in request.messages]
             check_new_messages(new)
             parts = (request.thread_id, request.model, *message_parts(new))
-            thread, messages = await self._store.append_messages(
+            thread, messages, before_id = await self._store.append_messages(
                 request.account_id,
                 request.thread_id,
                 new,
@@ -181,8 +181,7 @@ class ThreadWriteService(conversation_pb2_grpc.ThreadWriteServiceServicer):
                 now=self._clock(),
                 create_if_missing=request.create_if_missing,
             )
-            before_count = thread.message_count - len(messages)
-            await self._hot.extend(request.account_id, before_count, thread, messages)
+            await self._hot.extend(request.account_id, before_id, thread, messages)
         return pb.AppendMessagesResponse(
             thread=thread_to_proto(thread), messages=map(message_to_proto, messages)
         )

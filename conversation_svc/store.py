@@ -12,7 +12,7 @@ from typing import Any
 import asyncpg
 
 from conversation_svc import statements
-from conversation_svc.appends import Append, Outcome, append_all
+from conversation_svc.appends import Added, Append, Outcome, append_all
 from conversation_svc.statements import Request
 from conversation_svc.thread import (
     ANSWER_BYTE_COUNT_MAX,
@@ -136,7 +136,7 @@ class Store:
         request: Request,
         now: datetime,
         create_if_missing: bool,
-    ) -> tuple[Thread, list[Message]]:
+    ) -> Added:
         """Adds the messages of a turn, all or none; the request id becomes their turn id.
 
         Appends are written in groups. One whose caller has left stands: repeated with its request

@@ -51,7 +51,12 @@ class RequestReusedError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Thread:
-    """A conversation; see the contract."""
+    """A conversation; see the contract.
+
+    Attributes:
+        last_message_id: of its newest message; names its state, for no other append has made it.
+            Empty: none, or not known (added by a version before, or an answer given before).
+    """
 
     id: str
     title: str
@@ -61,6 +66,7 @@ class Thread:
     total_token_count: int = 0
     message_count: int = 0
     background: bool = False
+    last_message_id: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,6 +245,7 @@ def appended(
         update_time=time,
         total_token_count=thread.total_token_count + sum(m.token_count for m in new),
         message_count=thread.message_count + len(new),
+        last_message_id=messages[-1].id,
     )
     return changed, messages
 

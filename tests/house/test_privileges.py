@@ -137,7 +137,7 @@ def test_the_keys_of_the_code_are_seen() -> None:
         return {key for path in sources(folder) for key in (*texts(path), *stream_names(path))}
 
     assert "cm:rate:" in used("gateway")
-    assert "cm:tail:" in used("conversation_svc")
+    assert "cm:tail:2:" in used("conversation_svc")
     assert {"usage", "usage:dead"} <= used("billing_svc")
 
 

@@ -9,6 +9,7 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from urllib.parse import urlsplit, urlunsplit
 
+import asyncpg
 import grpc
 import pytest
 import redis.asyncio
@@ -95,7 +96,7 @@ def new(content: str = "x") -> NewMessage:
 async def append(store: Store, hot: HotTail, account: str, thread_id: str, content: str) -> None:
     """What AppendMessages does."""
     request = Request("append", f"r{next(_numbers)}", b"")
-    thread, messages = await store.append_messages(
+    thread, messages, before_id = await store.append_messages(
         account,
         thread_id,
         [new(content)],
@@ -104,7 +105,7 @@ async def append(store: Store, hot: HotTail, account: str, thread_id: str, conte
         now=NOW,
         create_if_missing=True,
     )
-    await hot.extend(account, thread.message_count - 1, thread, messages)
+    await hot.extend(account, before_id, thread, messages)
 
 
 async def contents(store: Store, hot: HotTail, account: str, thread_id: str) -> list[str]:
@@ -237,6 +238,69 @@ async def test_two_instances_never_serve_a_stale_tail(
     await other.close()
 
 
+async def lose_append(owner_dsn: str, account: str, thread_id: str) -> None:
+    """What a failover to a replica does that had not heard of the newest message yet."""
+    owner = await asyncpg.connect(owner_dsn)
+    async with owner.transaction():
+        await owner.execute("SELECT set_config('chatmesh.account_id', $1, true)", account)
+        await owner.execute(
+            "UPDATE conversation.thread SET message_count = message_count - 1,"
+            " last_message_id = (SELECT id FROM conversation.message"
+            " WHERE thread_id = $1 AND position = message_count - 1) WHERE id = $1",
+            thread_id,
+        )
+        lost = await owner.execute(
+            "DELETE FROM conversation.message m USING conversation.thread t"
+            " WHERE m.thread_id = t.id AND t.id = $1 AND m.position > t.message_count",
+            thread_id,
+        )
+    await owner.close()
+    assert lost == "DELETE 1"
+
+
+async def test_a_copy_of_messages_that_a_failover_lost_is_never_served(
+    store: Store, hot: HotTail, ids: tuple[str, str], postgres_owner_dsn: str
+) -> None:
+    account, thread_id = ids
+    await append(store, hot, account, thread_id, "1")
+    await append(store, hot, account, thread_id, "lost")
+    lost_copy = await hot.get(account, thread_id)
+    assert lost_copy is not None
+    await lose_append(postgres_owner_dsn, account, thread_id)
+    assert await contents(store, hot, account, thread_id) == ["1"]
+    # As many messages as before, at the same time; the copy is written late.
+    await append(store, hot, account, thread_id, "2")
+    await hot.put(account, lost_copy)
+    assert await contents(store, hot, account, thread_id) == ["1", "2"]
+    # Nor does it become the beginning of a newer copy.
+    await hot.put(account, lost_copy)
+    await append(store, hot, account, thread_id, "3")
+    assert await contents(store, hot, account, thread_id) == ["1", "2", "3"]
+
+
+async def test_a_state_without_a_name_is_read_from_the_truth(
+    store: Store, hot: HotTail, ids: tuple[str, str], postgres_owner_dsn: str
+) -> None:
+    """A thread that the version before wrote, until something is added to it."""
+    account, thread_id = ids
+    await append(store, hot, account, thread_id, "1")
+    owner = await asyncpg.connect(postgres_owner_dsn)
+    async with owner.transaction():
+        await owner.execute("SELECT set_config('chatmesh.account_id', $1, true)", account)
+        sql = "UPDATE conversation.thread SET last_message_id = '' WHERE id = $1"
+        assert await owner.execute(sql, thread_id) == "UPDATE 1"
+    await owner.close()
+    copy = await hot.get(account, thread_id)
+    assert copy is not None
+    assert not hot_tail.shows(copy, await store.get_thread(account, thread_id))
+    assert await contents(store, hot, account, thread_id) == ["1"]
+    await append(store, hot, account, thread_id, "2")
+    assert await contents(store, hot, account, thread_id) == ["1", "2"]
+    copy = await hot.get(account, thread_id)
+    assert copy is not None
+    assert hot_tail.shows(copy, await store.get_thread(account, thread_id))
+
+
 async def test_a_hit_reads_no_messages_from_postgres(
     store: Store, hot: HotTail, ids: tuple[str, str]
 ) -> None:
@@ -259,9 +323,9 @@ async def test_a_broken_or_foreign_copy_is_a_miss(
     foreign = f"thr_{ULID()}"
     await append(store, hot, account, foreign, "other")
     async with redis.asyncio.Redis.from_url(redis_url) as client:
-        key = f"cm:tail:{account}:{thread_id}"
+        key = f"cm:tail:2:{account}:{thread_id}"
         assert 0 < await client.ttl(key) <= 60
-        for data in (b"\xff\xff", b"", await client.get(f"cm:tail:{account}:{foreign}")):
+        for data in (b"\xff\xff", b"", await client.get(f"cm:tail:2:{account}:{foreign}")):
             await client.set(key, data)
             assert await contents(store, hot, account, thread_id) == ["1"]
 
@@ -276,7 +340,7 @@ async def test_a_copy_has_its_limits(store: Store, hot: HotTail, ids: tuple[str,
     assert len(copy.messages) == 2
     assert await contents(store, hot, account, thread_id) == [large] * 4
     system = [NewMessage(1, "x" * hot_tail.BYTE_COUNT_MAX + "y", 1, "", "")]
-    thread, messages = await store.append_messages(
+    thread, messages, before_id = await store.append_messages(
         account,
         thread_id,
         system,
@@ -285,6 +349,6 @@ async def test_a_copy_has_its_limits(store: Store, hot: HotTail, ids: tuple[str,
         now=NOW,
         create_if_missing=False,
     )
-    await hot.extend(account, 4, thread, messages)
+    await hot.extend(account, before_id, thread, messages)
     assert await hot.get(account, thread_id) is None  # never kept without its system messages
     assert len(await contents(store, hot, account, thread_id)) == 5

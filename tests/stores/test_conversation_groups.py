@@ -68,7 +68,7 @@ class Side:
         """The outcome without what differs between sides: ids that were made."""
         if isinstance(outcome, Exception):
             return type(outcome).__name__
-        thread, messages = outcome
+        thread, messages, _ = outcome
         return (self.threads.index(thread.id), thread.message_count, thread.title), [
             (message.content, message.turn_id, message.create_time) for message in messages
         ]

@@ -189,11 +189,7 @@ async def test_an_owner_without_power_is_bound_as_well(
     owner_dsn = urlunsplit(parts._replace(netloc=location))
     try:
         assert await schema.migrate(owner_dsn, [SCHEMA]) == [
-            "conversation/001_conversation.sql",
-            "conversation/002_background.sql",
-            "conversation/003_groups.sql",
-            "conversation/004_parts.sql",
-            "conversation/005_page_plans.sql",
+            f"conversation/{path.name}" for path in sorted(SCHEMA.glob("*.sql"))
         ]
         owner = await asyncpg.connect(owner_dsn)
         account, thread_id = f"acc_{ULID()}", f"thr_{ULID()}"
