@@ -1,7 +1,9 @@
 """Accounts and keys in PostgreSQL. Each write is one transaction."""
 
+import asyncio
+import contextlib
 import datetime as dt
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 
 import asyncpg
@@ -10,7 +12,7 @@ from ulid import ULID
 from billing_svc.accounts import Account, Key
 from billing_svc.limits import TierLimits
 from billing_svc.quota_store import month_of
-from billing_svc.store import Connection, Store
+from billing_svc.store import ACQUIRE_TIMEOUT_S, Connection, Store, unavailable
 
 _ACCOUNT = """
     a.account_id, a.name, a.tier, b.monthly_budget_nanousd, a.create_time, a.close_time,
@@ -25,6 +27,11 @@ VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9)
 ON CONFLICT (request_id) DO NOTHING RETURNING {_KEY}
 """  # noqa: S608 - a constant
 _ACCOUNTS = "billing.accounts a JOIN billing.balances b ON b.payer_id = a.account_id"
+
+
+# Strangers choose how many keys are looked up, so that they have only so many connections, and at
+# most half of the pool: the rest is for holds and settlements.
+LOOKUP_CONNECTION_COUNT_MAX = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,10 +57,13 @@ class AccountStore:
 
     def __init__(self, store: Store, tiers: Mapping[int, TierLimits]) -> None:
         self._store, self._tiers = store, tiers
+        self._lookups = asyncio.Semaphore(
+            max(1, min(LOOKUP_CONNECTION_COUNT_MAX, store.connection_count_max // 2))
+        )
 
     async def resolve_key(self, digest: bytes) -> tuple[Account, Key] | None:
         """The key with this digest and its account, in one round trip; None: no such key."""
-        async with self._store.connection() as connection:
+        async with self._lookup(), self._store.connection() as connection:
             row = await connection.fetchrow(
                 f"SELECT {_ACCOUNT}, k.key_id, k.account_id, k.prefix, k.scopes, k.name,"  # noqa: S608
                 " k.create_time, k.expire_time, k.revoke_time"
@@ -64,6 +74,19 @@ class AccountStore:
             return None
         values = tuple(row)
         return Account(*values[:ACCOUNT_COLUMN_COUNT]), _key(values[ACCOUNT_COLUMN_COUNT:])
+
+    @contextlib.asynccontextmanager
+    async def _lookup(self) -> AsyncIterator[None]:
+        """One of the few connections that strangers' keys may have."""
+        try:
+            async with asyncio.timeout(ACQUIRE_TIMEOUT_S):
+                await self._lookups.acquire()
+        except TimeoutError:
+            raise unavailable() from None
+        try:
+            yield
+        finally:
+            self._lookups.release()
 
     async def resolve_subject(
         self, issuer: str, subject: str, tier: int, now: dt.datetime

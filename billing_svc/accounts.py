@@ -1,13 +1,13 @@
 """Accounts and keys as values: what a key is made of, and when it no longer speaks."""
 
-import base64
 import datetime as dt
 import hashlib
 import secrets
 from dataclasses import dataclass
 
+from mesh.chassis import key_form
+
 SCOPES = ("chat", "conversations", "usage")
-SECRET_BYTE_COUNT = 32
 # "cm-" and four characters: enough to recognise a key, 24 of its 256 bits.
 PREFIX_LENGTH = 7
 
@@ -46,9 +46,9 @@ class Key:
 
 
 def mint_secret(random: bytes | None = None) -> str:
-    """A new secret: "cm-" and 43 characters of URL-safe base64, 256 random bits."""
-    material = secrets.token_bytes(SECRET_BYTE_COUNT) if random is None else random
-    return "cm-" + base64.urlsafe_b64encode(material).decode().rstrip("=")
+    """A new secret, of 256 random bits; see `key_form`."""
+    made = secrets.token_bytes(key_form.RANDOM_BYTE_COUNT) if random is None else random
+    return key_form.key_of(made)
 
 
 def digest_of(secret: str) -> bytes:

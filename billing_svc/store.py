@@ -28,8 +28,8 @@ GROUP_LOCK_TIMEOUT_MS = 250
 class Store:
     """The pool. `connection()` for single statements, `transaction()` for several."""
 
-    def __init__(self, pool: postgres.Pool) -> None:
-        self._pool = pool
+    def __init__(self, pool: postgres.Pool, connection_count_max: int) -> None:
+        self._pool, self.connection_count_max = pool, connection_count_max
 
     @classmethod
     async def open(cls, dsn: str, connection_count_max: int = 16) -> "Store":
@@ -41,7 +41,7 @@ class Store:
             connect_timeout_s=CONNECT_TIMEOUT_S,
             command_timeout_s=COMMAND_TIMEOUT_S,
         )
-        return cls(pool)
+        return cls(pool, connection_count_max)
 
     async def close(self) -> None:
         """Ends the connections; queries that run get a second."""
@@ -67,9 +67,14 @@ def store_errors() -> Iterator[None]:
     try:
         yield
     except StoreUnavailableError as error:
-        raise MeshError(
-            grpc.StatusCode.UNAVAILABLE,
-            "STORE_UNAVAILABLE",
-            "The billing store does not answer, or too many wait for it; try again in a moment.",
-            retry_after_s=RETRY_AFTER_S,
-        ) from error
+        raise unavailable() from error
+
+
+def unavailable() -> MeshError:
+    """STORE_UNAVAILABLE."""
+    return MeshError(
+        grpc.StatusCode.UNAVAILABLE,
+        "STORE_UNAVAILABLE",
+        "The billing store does not answer, or too many wait for it; try again in a moment.",
+        retry_after_s=RETRY_AFTER_S,
+    )

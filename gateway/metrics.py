@@ -24,6 +24,9 @@ OPERATOR_PROMPTS_READS = Counter(
     "chatmesh_gateway_operator_prompts_reads", "Changes of the operator's prompts", ["outcome"]
 )
 ADMISSIONS = Counter("chatmesh_gateway_admissions", "Admission decisions", ["outcome"])
+UNKNOWN_KEYS_REFUSED = Counter(
+    "chatmesh_gateway_unknown_keys_refused", "API keys that were not looked up: too many unknown"
+)
 QUEUE_WAITING = Gauge("chatmesh_gateway_queue_waiting", "Turns that wait to be planned")
 QUEUE_SECONDS = Histogram(
     "chatmesh_gateway_queue_seconds",

@@ -38,7 +38,10 @@ class _Entry(Generic[V]):
 
 
 class FreshCache(Generic[K, V]):
-    """Answers of `load` by key; at most `count_max`, the least recently used leave first."""
+    """Answers of `load` by key; at most `count_max`, the least recently used leave first.
+
+    Refusals are kept apart, at most as many: a flood of them pushes no value out.
+    """
 
     def __init__(
         self,
@@ -51,7 +54,8 @@ class FreshCache(Generic[K, V]):
         """`is_refusal` tells an answer ("no such key") from the lack of one ("no connection")."""
         self._load, self._is_refusal = load, is_refusal
         self._ages, self._count_max, self._clock = ages, count_max, clock
-        self._entries: OrderedDict[K, _Entry[V]] = OrderedDict()
+        self._values: OrderedDict[K, _Entry[V]] = OrderedDict()
+        self._refusals: OrderedDict[K, _Entry[V]] = OrderedDict()
         self._asking: dict[K, asyncio.Task[_Entry[V]]] = {}
 
     async def get(self, key: K) -> V:
@@ -60,10 +64,10 @@ class FreshCache(Generic[K, V]):
         Raises:
             MeshError: the refusal; or what `load` raised, with no usable old answer.
         """
-        entry = self._entries.get(key)
+        entry = self._values.get(key) or self._refusals.get(key)
         if entry is None:
             return _result(await asyncio.shield(self._ask(key)))
-        self._entries.move_to_end(key)
+        (self._refusals if entry.refusal else self._values).move_to_end(key)
         age_s = self._clock() - entry.asked_at
         if entry.refusal:
             fresh_s = self._ages.refused_s
@@ -74,6 +78,13 @@ class FreshCache(Generic[K, V]):
         if age_s < fresh_s:
             return _result(entry)
         return _result(await self._newer(key, entry, age_s))
+
+    def needs_question(self, key: K) -> bool:
+        """Whether `get` has to ask first, and no value of before could help."""
+        if key in self._values or key in self._asking:
+            return False
+        refused = self._refusals.get(key)
+        return refused is None or self._clock() - refused.asked_at >= self._ages.refused_s
 
     async def _newer(self, key: K, entry: _Entry[V], age_s: float) -> _Entry[V]:
         asking = self._ask(key)
@@ -101,10 +112,14 @@ class FreshCache(Generic[K, V]):
             if not self._is_refusal(error):
                 raise
             entry = _Entry(asked_at, refusal=error)
-        self._entries[key] = entry
-        self._entries.move_to_end(key)
-        while len(self._entries) > self._count_max:
-            self._entries.popitem(last=False)
+        kept, other = self._values, self._refusals
+        if entry.refusal:
+            kept, other = other, kept
+        other.pop(key, None)
+        kept[key] = entry
+        kept.move_to_end(key)
+        while len(kept) > self._count_max:
+            kept.popitem(last=False)
         return entry
 
     def _asked(self, key: K, task: "asyncio.Task[_Entry[V]]") -> None:

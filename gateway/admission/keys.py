@@ -1,6 +1,5 @@
 """Whose key is this? API keys and verified JWT subjects to accounts, through billing."""
 
-import re
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -13,13 +12,14 @@ from chatmesh.billing.v1 import billing_pb2_grpc
 from gateway import errors
 from gateway.admission.cache import Ages, FreshCache
 from gateway.admission.tokens import Claims
+from gateway.admission.unknown import UnknownKeys
 from gateway.content import TIER_WORDS, TIERS
 from gateway.errors import public
 from gateway.settings import AdmissionSettings
 from gateway.upstreams.failures import translated
+from mesh.chassis import key_form
 from mesh.chassis.errors import MeshError
 
-KEY_FORM = re.compile(r"cm-[A-Za-z0-9_-]{20,120}")
 # "key" of those who came with a token.
 TOKEN_KEY_ID = "jwt"  # noqa: S105  # a mark, no secret
 
@@ -52,18 +52,28 @@ class Keys:
             stale_s=settings.key_stale_s,
         )
         size = settings.key_count_max
+        # By digest and form: a flood of one form leaves the other alone.
         self._keys = FreshCache(self._resolve_key, _is_refusal, ages, size, clock)
+        self._unknown = {form: UnknownKeys(clock) for form in (False, True)}
         self._subjects = FreshCache(self._resolve_subject, _is_refusal, ages, size, clock)
 
     async def of_key(self, secret: str) -> Admitted:
         """The account of an API key. Neither the key nor its digest is logged.
 
         Raises:
-            MeshError: INVALID_API_KEY; SERVICE_UNAVAILABLE, TIMEOUT while billing is away.
+            MeshError: INVALID_API_KEY; SERVICE_UNAVAILABLE, TIMEOUT while billing is away, or
+                while too many unknown keys are tried and this one was not seen lately.
         """
-        if not KEY_FORM.fullmatch(secret):
-            raise public(errors.INVALID_API_KEY, "This is no API key; it must begin with 'cm-'.")
-        return await self._keys.get(sha256(secret.encode()).digest())
+        if not key_form.is_possible(secret):
+            raise public(
+                errors.INVALID_API_KEY,
+                "This is no API key: it must begin with 'cm-'; check that it was copied whole.",
+            )
+        key = sha256(secret.encode()).digest(), key_form.has_checksum(secret)
+        if not self._keys.needs_question(key):
+            return await self._keys.get(key)
+        async with self._unknown[key[1]].place():
+            return await self._keys.get(key)
 
     async def of_subject(self, claims: Claims) -> Admitted:
         """The account of a verified token's subject; made at the first visit.
@@ -75,9 +85,15 @@ class Keys:
         # The tier is the token's: billing takes it over, perhaps not for this answer yet.
         return replace(found, tier=claims.tier, scopes=claims.scopes)
 
-    async def _resolve_key(self, digest: bytes) -> Admitted:
-        with translated("billing"):
-            found = await self._stub.ResolveKey(pb.ResolveKeyRequest(key_digest=digest))
+    async def _resolve_key(self, key: tuple[bytes, bool]) -> Admitted:
+        digest, form = key
+        try:
+            with translated("billing"):
+                found = await self._stub.ResolveKey(pb.ResolveKeyRequest(key_digest=digest))
+        except MeshError as error:
+            if _is_refusal(error):
+                self._unknown[form].note_miss()
+            raise
         scopes = frozenset(found.key.scopes)
         account = found.account
         return Admitted(account.id, _tier(account), scopes, found.key.id, account.jurisdiction)

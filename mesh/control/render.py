@@ -42,8 +42,10 @@ CONNECT_TIMEOUT_S = 1
 RETRY_ON = "unavailable,cancelled"
 # Per client process and cluster. The default of 1024 would cut a gateway at 1024 open streams.
 REQUESTS_MAX = 20_000
-# C-core counts every status but OK as a failure, NOT_FOUND too: only an instance that fails nearly
-# everything, while others do not, is taken out, and at most half of them are.
+# C-core counts every status but OK as a failure, NOT_FOUND too, and cannot be told otherwise: only
+# an instance that fails nearly everything, while others do not, is taken out, and at most half of
+# them are. Calls on links, nearly all, count failures of the server only (mesh/chassis/link), and
+# of unknown keys a gateway asks for fewer than it takes (gateway/admission/unknown.py).
 OUTLIER_DETECTION = {
     "interval": "2s",
     "base_ejection_time": "5s",

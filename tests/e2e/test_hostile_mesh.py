@@ -99,9 +99,13 @@ def test_slow_readers_of_long_answers(mesh_copy, key):
 
 
 def test_a_flood_of_bad_keys_and_giant_headers(mesh_copy, key):
+    statuses = set()
     for number in range(300):
         bad = Client(mesh_copy.plain_address, f"cm-bad{number:040d}")
-        assert bad.request("GET", "/v1/models").status == 401
+        statuses.add(bad.request("GET", "/v1/models").status)
+    # Unknown; then not looked up, for too many were. Nobody else's key is touched by that.
+    assert statuses == {401, 503}
+    assert chat(Client(mesh_copy.plain_address, key)) == 200
     for size in (10_000, 15_000, 40_000, 100_000):
         with contextlib.suppress(OSError, EOFError), connect(mesh_copy.plain_address) as one:
             giant = {"authorization": f"Bearer {key}", "x-giant": "g" * size}

@@ -5,14 +5,17 @@ import hashlib
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
+import asyncpg
 import grpc
 import pytest
 from google.protobuf import duration_pb2
 
+from billing_svc.account_store import LOOKUP_CONNECTION_COUNT_MAX
 from chatmesh.billing.v1 import billing_pb2 as pb
 from chatmesh.content.v1 import content_pb2
 from mesh.chassis.errors import MeshError
 from tests.support.billing import Meter, metered
+from tests.support.control_plane import until
 
 
 @pytest.fixture
@@ -25,6 +28,31 @@ async def refused(call: object) -> MeshError:
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await call  # type: ignore[misc]
     return MeshError.from_rpc(caught.value)
+
+
+async def test_a_flood_of_unknown_keys_leaves_the_holds_their_connections(
+    meter: Meter, postgres_owner_dsn: str
+) -> None:
+    account = await meter.account()
+    owner = await asyncpg.connect(postgres_owner_dsn)
+    async with owner.transaction():  # lookups take as long as this
+        await owner.execute("LOCK TABLE billing.keys IN ACCESS EXCLUSIVE MODE")
+        flood = [
+            asyncio.ensure_future(meter.keys.ResolveKey(digest(f"cm-unknown{number}")))
+            for number in range(100)
+        ]
+        beside = await asyncpg.connect(postgres_owner_dsn)
+        waiting = "SELECT count(*) FROM pg_locks WHERE relation = 'billing.keys'::regclass"
+        waiting += " AND NOT granted"
+        await until(lambda: beside.fetchval(waiting), "lookups wait")
+        for _ in range(20):
+            await meter.hold(account)
+        assert 0 < await beside.fetchval(waiting) <= LOOKUP_CONNECTION_COUNT_MAX
+        await beside.close()
+    await owner.close()
+    reasons = {(await refused(one)).reason for one in flood}
+    assert reasons <= {"KEY_NOT_FOUND", "STORE_UNAVAILABLE"}
+    assert (await refused(meter.keys.ResolveKey(digest("cm-x")))).reason == "KEY_NOT_FOUND"
 
 
 def digest(secret: str) -> pb.ResolveKeyRequest:
@@ -42,7 +70,7 @@ async def test_the_life_of_a_key(meter: Meter) -> None:
         )
     )
     assert made.secret.startswith("cm-")
-    assert len(made.secret) == 46
+    assert len(made.secret) == 52
     assert made.key.prefix == made.secret[:7]
     found = await meter.keys.ResolveKey(digest(made.secret))
     assert found.key == made.key

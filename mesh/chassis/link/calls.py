@@ -31,6 +31,16 @@ from mesh.chassis.link.waiting import Waiting
 RETRY_COUNT_MAX = 2
 BACKOFF_S_MIN, BACKOFF_S_MAX = 0.025, 0.25
 RETRY_CODES = {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED}
+# What tells of an instance that fails. All others are answers about what was asked (NOT_FOUND of an
+# unknown key, RESOURCE_EXHAUSTED of an empty budget): whoever asks for them must not take it out.
+FAULTS = {
+    grpc.StatusCode.UNKNOWN,
+    grpc.StatusCode.DEADLINE_EXCEEDED,
+    grpc.StatusCode.UNIMPLEMENTED,
+    grpc.StatusCode.INTERNAL,
+    grpc.StatusCode.UNAVAILABLE,
+    grpc.StatusCode.DATA_LOSS,
+}
 ATTEMPTS_KEY = "grpc-previous-rpc-attempts"
 # Servers that drain one after the other; then the caller hears of it.
 REFUSAL_COUNT_MAX = 8
@@ -94,7 +104,7 @@ class LinkCall(Waiting, grpc.aio.Call):
         """See Sink: tries again, or tells the caller."""
         if self._end is not None:
             return
-        self._links.note_end(self._name, not ended.code)
+        self._links.note_end(self._name, code_of(ended) not in FAULTS)
         # The last message may have come in the same frame.
         if self._sent is None or self._attempt.messages or not ended.code:
             self._conclude(ended)

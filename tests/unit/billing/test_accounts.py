@@ -22,10 +22,10 @@ TURN = "01JD7Z6Z7W0000000000000000"
 
 def test_a_secret_is_256_random_bits_and_only_its_digest_is_kept() -> None:
     secret = accounts.mint_secret()
-    assert re.fullmatch(r"cm-[A-Za-z0-9_-]{43}", secret)
+    assert re.fullmatch(r"cm-[A-Za-z0-9_-]{49}", secret)
     assert secret != accounts.mint_secret()
     assert accounts.digest_of(secret) == hashlib.sha256(secret.encode()).digest()
-    assert accounts.mint_secret(bytes(32)) == "cm-" + "A" * 43
+    assert accounts.mint_secret(bytes(32)) == "cm-" + "A" * 43 + "I1CAUw"
 
 
 @pytest.mark.parametrize(

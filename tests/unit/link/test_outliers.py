@@ -1,6 +1,14 @@
 """Instances that fail nearly all calls are left alone for a while, never more than half of them."""
 
+import contextlib
+
+import grpc
+import pytest
+
+from mesh.chassis.errors import MeshError
 from mesh.chassis.link.outliers import CALL_COUNT_MIN, EJECTION_S, INTERVAL_S, Outliers
+from tests.support.control_plane import until
+from tests.support.linked import method, toy_channel
 
 
 def interval(outliers, begin, **ok_of):
@@ -51,3 +59,33 @@ def test_few_calls_and_lone_instances_say_nothing():
     interval(lone, 0.0, a=False)
     lone.note("a", False, INTERVAL_S)
     assert lone.usable(["a"]) == ["a"]
+
+
+@pytest.mark.parametrize(
+    ("code", "is_ok"),
+    [
+        (grpc.StatusCode.NOT_FOUND, True),
+        (grpc.StatusCode.RESOURCE_EXHAUSTED, True),
+        (grpc.StatusCode.INTERNAL, False),
+        (grpc.StatusCode.UNAVAILABLE, False),
+    ],
+)
+async def test_what_is_asked_for_in_vain_is_no_fault_of_the_instance(
+    tmp_path, monkeypatch, code, is_ok
+):
+    """Or a flood of unknown keys would take the instances out that say so."""
+    noted = []
+    monkeypatch.setattr(Outliers, "note", lambda _, name, is_ok, now: noted.append(is_ok))
+
+    async def refuse(request, context):
+        raise MeshError(code, "NO", "No.")
+
+    async with toy_channel("link", tmp_path, {"Ask": ("unary_unary", refuse)}) as (_, channel):
+
+        async def is_noted():
+            with contextlib.suppress(grpc.aio.AioRpcError):
+                await method(channel, "unary_unary", "Ask")(b"")
+            return noted
+
+        await until(is_noted, "a call went over a link")
+    assert set(noted) == {is_ok}
