@@ -31,7 +31,7 @@ async def start(node: Node) -> None:
     redis = connect(settings.redis_url, name=node.instance)
     accounts, limits = AccountStore(store, settings.tiers), LimitStore(store)
     quota, ledger = QuotaStore(store), LedgerStore(store)
-    consumer = UsageConsumer(redis, ledger, node.instance)
+    consumer = UsageConsumer(redis, ledger, node.instance, keep=settings.usage_keep)
     jobs = Jobs(quota, ledger, consumer, settings)
     audits = AuditStore(store, settings.audit_bounds)
     repairs = RepairStore(store, settings.audit_bounds)

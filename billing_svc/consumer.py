@@ -1,14 +1,17 @@
 """The usage stream: Redis "usage" → ledger.
 
 One consumer group; each instance is a consumer of its own. A batch is one transaction in
-PostgreSQL, acknowledged after the commit, deleted from the stream after that: whatever dies in
-between, the batch comes again and changes nothing. What a dead consumer had taken is claimed. An
-event that can never be charged goes to the stream "usage:dead" with the reason and blocks nobody.
+PostgreSQL, acknowledged after the commit: whatever dies in between, the batch comes again and
+changes nothing. What is charged stays in the stream for a while, so that a failover of PostgreSQL
+that lost commits can be made good by reading it again (`kept_events.py`). What a dead consumer had
+taken is claimed. An event that can never be charged goes to the stream "usage:dead" with the reason
+and blocks nobody.
 """
 
 import asyncio
 import datetime as dt
 import itertools
+import math
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -20,6 +23,7 @@ from prometheus_client import Counter, Gauge, Histogram
 from redis.exceptions import RedisError, ResponseError
 
 from billing_svc import usage_events
+from billing_svc.kept_events import Bounds, trim
 from billing_svc.ledger_store import LedgerStore, Report
 from billing_svc.usage_events import BadEventError
 from mesh.chassis.errors import MeshError
@@ -39,6 +43,7 @@ DEAD_EVENT_COUNT_MAX = 100_000
 # Longer than any batch takes, or a slow consumer's batch would be done twice (which is harmless).
 CLAIM_IDLE_MS = 15_000
 CLAIM_INTERVAL_S = 5.0
+TRIM_INTERVAL_S = 1.0
 BACKOFF_S = (0.1, 0.2, 0.5, 1.0)
 
 log = structlog.get_logger()
@@ -47,7 +52,8 @@ _tokens = Counter("chatmesh_billing_usage_tokens_total", "Tokens charged from ev
 _dead = Counter("chatmesh_billing_usage_dead_total", "Events given up", ["field"])
 _claimed = Counter("chatmesh_billing_usage_claimed_total", "Events taken over from dead consumers")
 _failures = Counter("chatmesh_billing_usage_failures_total", "Batches to repeat", ["store"])
-_backlog = Gauge("chatmesh_billing_usage_stream_events", "Events in the stream")
+_stream = Gauge("chatmesh_billing_usage_stream_events", "Events in the stream, charged or not")
+_waiting = Gauge("chatmesh_billing_usage_stream_wait_seconds", "Age of the oldest that none took")
 _lag = Histogram(
     "chatmesh_billing_usage_lag_seconds",
     "From the event at the node to its ledger entry",
@@ -67,6 +73,7 @@ class UsageConsumer:
         store: the ledger.
         name: the consumer's, such as "billing-1"; after a restart it finds its own batch again.
         clock: the time of the entries.
+        keep: how long, and how many, charged events stay in the stream.
     """
 
     def __init__(
@@ -75,9 +82,12 @@ class UsageConsumer:
         store: LedgerStore,
         name: str,
         clock: Callable[[], dt.datetime] = lambda: dt.datetime.now(dt.UTC),
+        *,
+        keep: Bounds,
     ) -> None:
         self._client, self._store, self._name, self._clock = client, store, name, clock
-        self._claim_time = 0.0
+        self._keep = keep
+        self._claim_time = self._trim_time = -math.inf
         self._has_group = False
         self._own_cursor: str | None = "0"  # first what this name had taken and not finished
 
@@ -114,7 +124,12 @@ class UsageConsumer:
         if messages:
             await self._process(messages)
             _events.inc(len(messages))
-            _backlog.set(await self._client.xlen(STREAM))
+        if time.monotonic() - self._trim_time > TRIM_INTERVAL_S:
+            self._trim_time = time.monotonic()
+            now = dt.datetime.now(dt.UTC)  # Redis's, not that of the entries
+            state = await trim(self._client, STREAM, GROUP, self._keep, now)
+            _stream.set(state.event_count)
+            _waiting.set(state.waiting_s)
         return len(messages)
 
     async def _make_group(self) -> None:
@@ -169,10 +184,7 @@ class UsageConsumer:
                 times.append(event_time)
         await self._append(reports)
         ids = [message_id for message_id, _ in messages]
-        pipeline = self._client.pipeline(transaction=True)
-        pipeline.xack(STREAM, GROUP, *ids)
-        pipeline.xdel(STREAM, *ids)
-        await pipeline.execute()
+        await self._client.xack(STREAM, GROUP, *ids)
         now = time.time()
         for event_time in itertools.compress(times, times):
             _lag.observe(max(0.0, now - event_time))

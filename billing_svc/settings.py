@@ -8,6 +8,7 @@ from pydantic import Field
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from billing_svc.audit import Bounds
+from billing_svc.kept_events import Bounds as KeptBounds
 from billing_svc.limits import NO_LIMIT, TierLimits
 from chatmesh.content.v1 import content_pb2
 
@@ -43,6 +44,10 @@ class Settings(BaseSettings):
     reconcile_delay_s: float = Field(default=30.0, gt=0)
     # An event waits so long for the hold of its turn, then it goes to the dead letters.
     pending_age_max_s: float = Field(default=600.0, gt=0)
+    # A charged event stays in the stream for so long: longer than a replica of PostgreSQL may lag
+    # that can take over; and no longer than the stream has so many events, 200 bytes each.
+    usage_keep_s: float = Field(default=900.0, ge=0)
+    usage_keep_count_max: int = Field(default=100_000, ge=0)
     # A closed turn is forgotten after this; its ledger entries stay.
     turn_retention_days: int = Field(default=90, ge=1)
     job_interval_s: float = Field(default=1.0, gt=0)
@@ -52,6 +57,11 @@ class Settings(BaseSettings):
     audit_interval_s: float = Field(default=2.0, gt=0)
     audit_unsettled_s: float = Field(default=600.0, gt=0)
     audit_unended_s: float = Field(default=86_400.0, gt=0)
+
+    @property
+    def usage_keep(self) -> KeptBounds:
+        """How long, and how many, charged events stay in the stream."""
+        return KeptBounds(dt.timedelta(seconds=self.usage_keep_s), self.usage_keep_count_max)
 
     @property
     def audit_bounds(self) -> Bounds:

@@ -15,6 +15,7 @@ from ulid import ULID
 from billing_svc import consumer as consumer_module
 from billing_svc.consumer import DEAD_STREAM, GROUP, STREAM, UsageConsumer
 from billing_svc.jobs import Jobs
+from billing_svc.kept_events import Bounds
 from billing_svc.ledger_store import Appended, LedgerStore, Report
 from billing_svc.settings import Settings
 from chatmesh.billing.v1 import billing_pb2 as pb
@@ -38,8 +39,11 @@ async def client(redis_url: str) -> AsyncIterator["redis.Redis"]:
         yield made
 
 
+KEEP = Bounds(dt.timedelta(minutes=15), 100_000)
+
+
 def consumer_of(meter: Meter, client: "redis.Redis", name: str = "billing-1") -> UsageConsumer:
-    return UsageConsumer(client, meter.ledger_store, name, clock=lambda: meter.now)
+    return UsageConsumer(client, meter.ledger_store, name, clock=lambda: meter.now, keep=KEEP)
 
 
 async def send(client: "redis.Redis", *events: pb.UsageEvent | bytes) -> None:
@@ -59,6 +63,12 @@ async def pending_count(client: "redis.Redis") -> int:
     return int((await client.xpending(STREAM, GROUP))["pending"])
 
 
+async def waiting_count(client: "redis.Redis") -> int:
+    """Events that no consumer has taken."""
+    (group,) = await client.xinfo_groups(STREAM)
+    return len(await client.xrange(STREAM, min=b"(" + group["last-delivered-id"]))
+
+
 async def test_events_become_entries_and_leave_the_stream(
     meter: Meter, client: "redis.Redis"
 ) -> None:
@@ -68,7 +78,7 @@ async def test_events_become_entries_and_leave_the_stream(
     await send(client, *(event(turn, n, n + 1) for n in range(3, 40)))
     assert await drain(consumer_of(meter, client)) == 40
     assert (await meter.total(account)).output_token_count == 40
-    assert (await client.xlen(STREAM), await pending_count(client)) == (0, 0)
+    assert (await waiting_count(client), await pending_count(client)) == (0, 0)
     await check_books(meter, account)
 
 
@@ -88,13 +98,13 @@ async def test_a_crash_between_commit_and_ack_changes_nothing(
 
     await send(client, event(turn, 0, 5), event(turn, 0, 10, "INPUT"))
     with pytest.raises(CrashError):
-        await UsageConsumer(client, Crashing(meter.store), "billing-1").step(block_ms=1)
+        await UsageConsumer(client, Crashing(meter.store), "billing-1", keep=KEEP).step(block_ms=1)
     assert (await meter.total(account)).cost_nanousd == 500
     assert await pending_count(client) == 2
     # The same name, started again, finds its batch.
     assert await drain(consumer_of(meter, client)) == 2
     assert (await meter.total(account)).cost_nanousd == 500
-    assert (await client.xlen(STREAM), await pending_count(client)) == (0, 0)
+    assert (await waiting_count(client), await pending_count(client)) == (0, 0)
 
 
 async def test_the_batch_of_a_consumer_that_never_returns_is_claimed(
@@ -156,7 +166,7 @@ async def test_an_event_the_database_refuses_is_found_and_buried(
             return await super().append(reports, now)
 
     await send(client, *(event(turn, n, n + 1) for n in range(9)), event(cursed, 0, 1))
-    assert await drain(UsageConsumer(client, Picky(meter.store), "billing-1")) == 10
+    assert await drain(UsageConsumer(client, Picky(meter.store), "billing-1", keep=KEEP)) == 10
     assert (await meter.total(account)).output_token_count == 9
     assert await client.xlen(DEAD_STREAM) == 1
 
@@ -203,7 +213,7 @@ async def test_jobs_retry_what_waits_and_bury_what_waits_in_vain(
     jobs = Jobs(meter.quota_store, meter.ledger_store, consumer, settings)
     await send(client, event(turn, 0, 5), event(lost, 0, 5))
     await drain(consumer)
-    assert await client.xlen(STREAM) == 0
+    assert await waiting_count(client) == 0
     await jobs.retry_waiting(meter.now)
     await meter.hold(account, turn=turn)
     await jobs.retry_waiting(meter.now)

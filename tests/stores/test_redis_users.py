@@ -5,7 +5,7 @@ import contextlib
 import stat
 import subprocess
 from collections.abc import AsyncIterator, Iterable
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -13,6 +13,7 @@ import redis.asyncio
 from redis.exceptions import AuthenticationError, NoPermissionError
 
 from billing_svc import consumer
+from billing_svc.kept_events import Bounds, trim
 from conversation_svc.hot_tail import HotTail
 from conversation_svc.thread import Tail, Thread
 from gateway.admission.rate import RateLimiter
@@ -122,15 +123,16 @@ async def test_inference_reports_what_billing_consumes(server, tmp_path: Path) -
         await usage.stop()
         assert spool.empty
     async with as_user(server.url, "billing") as client:
-        reader = consumer.UsageConsumer(client, None, "billing-1")  # type: ignore[arg-type]
+        keep = Bounds(timedelta(0), 0)
+        reader = consumer.UsageConsumer(client, None, "billing-1", keep=keep)  # type: ignore[arg-type]
         await reader._make_group()
         (message,) = await reader._take(1000)
         assert not await reader._claim()
         await reader.bury(b"event", consumer.BadEventError("turn_id", "a test"), message[0])
-        pipeline = client.pipeline(transaction=True)
-        pipeline.xack(consumer.STREAM, consumer.GROUP, message[0])
-        pipeline.xdel(consumer.STREAM, message[0])
-        assert await pipeline.execute() == [1, 1]
+        await trim(client, consumer.STREAM, consumer.GROUP, keep, datetime.now(UTC))
+        assert await client.xlen(consumer.STREAM) == 1  # it is not charged yet
+        assert await client.xack(consumer.STREAM, consumer.GROUP, message[0]) == 1
+        await trim(client, consumer.STREAM, consumer.GROUP, keep, datetime.now(UTC))
         assert await client.xlen(consumer.STREAM) == 0
 
 
