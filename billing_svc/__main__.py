@@ -32,7 +32,7 @@ async def start(node: Node) -> None:
     accounts, limits = AccountStore(store, settings.tiers), LimitStore(store)
     quota, ledger = QuotaStore(store), LedgerStore(store)
     consumer = UsageConsumer(redis, ledger, node.instance, keep=settings.usage_keep)
-    jobs = Jobs(quota, ledger, consumer, settings)
+    jobs = Jobs(quota, ledger, consumer, settings, store)
     audits = AuditStore(store, settings.audit_bounds)
     repairs = RepairStore(store, settings.audit_bounds)
     audit = AuditJob(audits, settings)

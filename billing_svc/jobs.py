@@ -13,11 +13,12 @@ from prometheus_client import Counter, Gauge
 from redis.exceptions import RedisError
 from ulid import ULID
 
-from billing_svc import ledger, usage_events
+from billing_svc import ledger, promises, usage_events
 from billing_svc.consumer import UsageConsumer
 from billing_svc.ledger_store import LedgerStore
 from billing_svc.quota_store import QuotaStore
 from billing_svc.settings import Settings
+from billing_svc.store import Store
 from billing_svc.usage_events import BadEventError
 from mesh.chassis.errors import MeshError
 
@@ -44,8 +45,9 @@ class Jobs:
         ledger_store: LedgerStore,
         consumer: UsageConsumer,
         settings: Settings,
+        store: Store,
     ) -> None:
-        self._quota, self._ledger = quota, ledger_store
+        self._quota, self._ledger, self._store = quota, ledger_store, store
         self._consumer, self._settings = consumer, settings
 
     async def run(self) -> None:
@@ -56,8 +58,9 @@ class Jobs:
             for job in (self.expire, self.reconcile, self.retry_waiting, self.bury_overdue):
                 await guarded(job)
             if loop.time() - last_purge > PURGE_INTERVAL_S:
-                await guarded(self.purge)
-                last_purge = loop.time()
+                hourly = [await guarded(job) for job in (self.check_promises, self.purge)]
+                if all(hourly):
+                    last_purge = loop.time()
             await asyncio.sleep(self._settings.job_interval_s)
 
     async def expire(self, now: dt.datetime) -> int:
@@ -98,6 +101,10 @@ class Jobs:
             await self._ledger.forget(event_id for event_id, _ in found)
         return len(found)
 
+    async def check_promises(self, now: dt.datetime) -> int:
+        """Tells which settings of PostgreSQL risk money."""
+        return len(await promises.check(self._store))
+
     async def purge(self, now: dt.datetime) -> int:
         """Forgets turns that ended long ago; the ledger keeps their entries."""
         oldest = ULID.from_datetime(now - dt.timedelta(days=self._settings.turn_retention_days))
@@ -107,10 +114,12 @@ class Jobs:
         return count
 
 
-async def guarded(job: Callable[[dt.datetime], Awaitable[int]]) -> None:
-    """Runs a job; a store that is away makes it fail and be counted, no more."""
+async def guarded(job: Callable[[dt.datetime], Awaitable[int]]) -> bool:
+    """Runs a job; a store that is away makes it fail (False) and be counted, no more."""
     try:
         await job(dt.datetime.now(dt.UTC))
     except (MeshError, RedisError, OSError, TimeoutError, asyncpg.PostgresError) as error:
         _failures.labels(job.__name__).inc()
         log.warning("job_failed", job=job.__name__, error=type(error).__name__)
+        return False
+    return True

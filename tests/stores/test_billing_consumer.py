@@ -210,7 +210,7 @@ async def test_jobs_retry_what_waits_and_bury_what_waits_in_vain(
     account, turn, lost = await meter.account(), str(ULID()), str(ULID())
     consumer = consumer_of(meter, client)
     settings = Settings(database_url="unused", redis_url="unused")
-    jobs = Jobs(meter.quota_store, meter.ledger_store, consumer, settings)
+    jobs = Jobs(meter.quota_store, meter.ledger_store, consumer, settings, meter.store)
     await send(client, event(turn, 0, 5), event(lost, 0, 5))
     await drain(consumer)
     assert await waiting_count(client) == 0
