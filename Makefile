@@ -1,6 +1,6 @@
 # The verbs of chatmesh. Everything lives in this folder: .venv, .chatmesh (state), build.
 .DEFAULT_GOAL := help
-.PHONY: help run up down test check sbom format proto bench bench-engine chaos soak clean
+.PHONY: help run up down test check sbom format proto bench bench-engine bench-safety chaos soak clean
 
 PYTHON ?= python3
 BIN := .venv/bin
@@ -12,6 +12,7 @@ KERNELS := $(wildcard inference_svc/engine/torch/kernels/cpp/* inference_svc/eng
   safety_svc/fast/cpp/* safety_svc/fast/*.py mesh/chassis/native*.py)
 LITELLM := litellm[proxy]==1.106.2
 ROUTER := sglang-router==0.3.2
+LLM_GUARD := llm-guard==0.3.16
 
 help: ## this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -88,11 +89,24 @@ proto: .venv/dev.stamp ## compile the contracts into proto/gen/python
 	  -c tests/bench/router-constraints.txt '$(ROUTER)'
 	@touch $@
 
+# Of llm-guard one scanner is used, which needs nothing of torch, spaCy and transformers.
+.venv-bench/safety.stamp: Makefile tests/bench/safety-constraints.txt
+	@echo "chatmesh: installing other screens for the benchmark (once)"
+	@mkdir -p .venv-bench && echo '*' > .venv-bench/.gitignore
+	$(PYTHON) -m venv .venv-bench/safety
+	.venv-bench/safety/bin/python -m pip install --disable-pip-version-check \
+	  -c tests/bench/safety-constraints.txt alt-profanity-check structlog
+	.venv-bench/safety/bin/python -m pip install --disable-pip-version-check --no-deps '$(LLM_GUARD)'
+	@touch $@
+
 bench: .venv/dev.stamp .venv-bench/router.stamp ## measure turns against LiteLLM and a pure proxy, 10 minutes (BENCH="--against FOLDER" …)
 	$(BIN)/python -m tests.bench $(BENCH)
 
 bench-engine: .venv/dev.stamp ## measure the torch engine against llama.cpp, vLLM and others (BENCH="--rounds 3" …)
 	$(BIN)/python -m tests.bench.engine $(BENCH)
+
+bench-safety: .venv/dev.stamp .venv-bench/safety.stamp ## measure the prompt screen against others on the rows of a file (ROWS=FILE.jsonl)
+	$(BIN)/python -m tests.bench.safety_peers $(ROWS)
 
 chaos: .venv/dev.stamp ## kill and pause processes under resuming clients for 10 minutes (CHAOS="--seconds 60" …)
 	$(BIN)/python -m tests.chaos $(CHAOS)

@@ -85,8 +85,8 @@ def parts(turns: Sequence[Turn]) -> Iterator[Part]:
     if users:
         yield from _of_message(last, turns[last], weighs_less=False)
     if len(users) > 1:
-        together = _together(turns, users)
-        for text in (together, parts_joined(together)):
+        spoken = together(turns, users)
+        for text in (spoken, parts_joined(spoken)):
             if text:
                 yield Part(last, Audience.USER, text, weighs_less=True, is_whole=True)
     for index in range(len(turns) - 1, -1, -1):
@@ -179,7 +179,7 @@ def _space_before(text: str, at: int) -> int:
     return spaces[-1] if spaces else at
 
 
-def _together(turns: Sequence[Turn], users: Sequence[int]) -> str:
+def together(turns: Sequence[Turn], users: Sequence[int]) -> str:
     """The user's last messages as one text."""
     *earlier, last = (turns[index].text for index in users[-1 - _TOGETHER_COUNT :])
     return "\n\n".join([*(text[-_TOGETHER_LENGTH:] for text in earlier), last[:_LAST_LENGTH]])

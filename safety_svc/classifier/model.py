@@ -1,7 +1,7 @@
 """The trained classifier: texts and conversations to calibrated scores.
 
 A cascade. The text in plain characters goes to the linear first stage, window by window; windows
-that are not clearly harmless go to the encoder, whose first layer settles most of them. Then what
+that are not clearly harmless go to the encoder, whose first layers settle most of them. Then what
 other readings of the text (decoded base64, leet undone, …) change goes the same way. The score of
 a category is the highest over all of it.
 
@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from safety_svc.classifier import weights
-from safety_svc.classifier.encoder import NO_EXIT, Window, WindowScore
+from safety_svc.classifier.encoder import EXIT_COUNT, Window, WindowScore
 from safety_svc.classifier.labels import CATEGORIES, COUNT, INDEX, NAME, judged
 from safety_svc.classifier.linear import probability
 from safety_svc.classifier.normalise import is_plain, plain, readings
@@ -64,7 +64,9 @@ class Classifier:
 
     def __init__(self, loaded: weights.Weights) -> None:
         self._weights, self._fitted = loaded, loaded.fitted
-        self._limits = [_logit(_of(loaded.fitted.exits, document)) for document in (False, True)]
+        self._limits = {
+            one: [_logit(early.of(one)) for early in loaded.fitted.exits] for one in Audience
+        }
         self.digest, self.short_length = loaded.digest, _SHORT_LENGTH
         is_plain("")  # makes its table of characters: not at the first look, in the loop
 
@@ -75,16 +77,15 @@ class Classifier:
             text: of any length, see HEAD_LENGTH_MAX.
             audience: who wrote it; a document (TOOL) is judged as one.
         """
-        document = audience is Audience.TOOL
         if is_plain(text):
-            found = self._reading(text.strip(), document)
+            found = self._reading(text.strip(), audience)
             return np.where(_MASKS[audience], found, np.float32(0))
         if len(text) > HEAD_LENGTH_MAX + TAIL_LENGTH_MAX:
             text = f"{text[:HEAD_LENGTH_MAX]}\n{text[-TAIL_LENGTH_MAX:]}"
         first = plain(text)
-        found = self._reading(first, document)
+        found = self._reading(first, audience)
         for other in readings(first):
-            found = np.maximum(found, self._reading(other, document))
+            found = np.maximum(found, self._reading(other, audience))
         return np.where(_MASKS[audience], found, np.float32(0))
 
     def clears(self, text: str, audience: Audience) -> bool:
@@ -94,8 +95,7 @@ class Classifier:
         """
         if not self._weights.linear.fast or len(text) > _SHORT_LENGTH or not is_plain(text):
             return False
-        gate = _of(self._fitted.gates, audience is Audience.TOOL)
-        return self.first_stage(text.strip()) < gate
+        return self.first_stage(text.strip()) < self._fitted.gates.of(audience)
 
     def inspect(self, text: str, context: Context) -> Sequence[Finding]:
         """See `Detector`: at most one finding for each category, over the whole text."""
@@ -142,15 +142,15 @@ class Classifier:
         # What an early stage settled has no logits, and is in order only.
         return np.where(scores < REPORT_SCORE_MIN, np.minimum(scores, less), less)
 
-    def _reading(self, text: str, document: bool) -> Scores:
+    def _reading(self, text: str, audience: Audience) -> Scores:
         """Scores of one reading: the highest over its parts that are not clearly harmless."""
         if len(text) <= _SHORT_LENGTH:
             rated = self.first_stage(text)
-            doubtful = rated >= _of(self._fitted.gates, document)
+            doubtful = rated >= self._fitted.gates.of(audience)
             parts = self._weights.encoder.windows(text) if doubtful else []
-            looks = [self._look(one, document) for one in parts]
+            looks = [self._look(one, audience) for one in parts]
         else:
-            rated, looks = self._long(text, document)
+            rated, looks = self._long(text, audience)
         open_ones = [look.logits for look in looks if not look.settled]
         if not open_ones:
             # Which of the harmless texts are least so is still told.
@@ -159,7 +159,7 @@ class Classifier:
         highest = np.max(open_ones, axis=0)
         return _sigmoid(highest * self._fitted.slopes + self._fitted.offsets)
 
-    def _long(self, text: str, document: bool) -> tuple[float, list[WindowScore]]:
+    def _long(self, text: str, audience: Audience) -> tuple[float, list[WindowScore]]:
         """The first stage's highest score, and the encoder's looks at what it finds worst.
 
         A request in the midst of harmless words is thin in every window; alone it is not. Each
@@ -169,44 +169,39 @@ class Classifier:
         windows = encoder.windows(text)
         # In one or two windows nothing is thin; and an instruction among other words is what
         # documents are trained to show.
-        thick = document or len(windows) <= _THICK_COUNT
+        thick = audience is Audience.TOOL or len(windows) <= _THICK_COUNT
         sentences = [] if thick else _sentences(text)
         # All at once: what they share is hashed once.
         parts = sorted({*((one.start, one.end) for one in windows), *sentences})
         scores = dict(zip(parts, self._weights.linear.scores_of(text, parts), strict=True))
         rated = [scores[one.start, one.end] for one in windows]
-        highest, gate = max(rated, default=0.0), _of(self._fitted.gates, document)
+        highest, gate = max(rated, default=0.0), self._fitted.gates.of(audience)
         count = max(2, len(windows) // 2) if thick else max(1, len(windows) // 4)
         worst = _worst(windows, rated, gate, count)
-        looks = [_less(self._look(one, document), _WINDOW_COST) for one in worst]
+        looks = [_less(self._look(one, audience), _WINDOW_COST) for one in worst]
         rated = [scores[one] for one in sentences]
         for start, end in _worst(sentences, rated, _SENTENCE_MIN, _SENTENCE_COUNT):
             for window in encoder.windows(text[start:end])[:1]:
-                looks.append(_less(self._look(window, document=False), _SENTENCE_COST))
+                looks.append(_less(self._look(window, audience), _SENTENCE_COST))
         return highest, looks
 
-    def _look(self, window: Window, document: bool) -> WindowScore:
-        return self._weights.encoder.look(window, document=document, limit=self._limits[document])
+    def _look(self, window: Window, audience: Audience) -> WindowScore:
+        document, limits = audience is Audience.TOOL, self._limits[audience]
+        return self._weights.encoder.look(window, document=document, limits=limits)
 
     def first_stage(self, text: str) -> float:
         """Score of the linear model, range [0, 1]."""
         return self._weights.linear.score(text)
 
-    def doubt(self, text: str, *, document: bool) -> float:
-        """Score of the encoder's first layer: highest over the windows, range [0, 1]."""
-        encoder = self._weights.encoder
-        looks = [
-            encoder.look(one, document=document, limit=math.inf) for one in encoder.windows(text)
-        ]
-        return max((probability(look.doubt) for look in looks), default=0.0)
-
-
-def _of(gates: weights.Gates, document: bool) -> float:
-    return gates.document if document else gates.person
+    def doubts(self, text: str, audience: Audience) -> NDArray[np.float32]:
+        """Scores of the encoder's first layers: highest over the windows, shape [EXIT_COUNT]."""
+        document, encoder = audience is Audience.TOOL, self._weights.encoder
+        looks = [encoder.look(one, document=document).doubts for one in encoder.windows(text)]
+        return _sigmoid(np.max(looks, axis=0)) if looks else np.zeros(EXIT_COUNT, np.float32)
 
 
 def _logit(score: float) -> float:
-    return math.log(score / (1 - score)) if score > 0 else NO_EXIT
+    return math.log(score / (1 - score)) if score > 0 else -math.inf
 
 
 def _less(look: WindowScore, cost: np.float32) -> WindowScore:

@@ -7,7 +7,7 @@ ValueError
 import hashlib
 import io
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,11 +19,12 @@ from safety_svc.classifier import encoder
 from safety_svc.classifier.features import BUCKET_BITS
 from safety_svc.classifier.labels import CATEGORIES, COUNT
 from safety_svc.classifier.linear import Linear
+from safety_svc.detectors.base import Audience
 from safety_svc.fast.library import FastLinear
 
 SHIPPED = Path(__file__).with_name("weights")
 MANIFEST, GRAPH, LINEAR, TOKENIZER = "manifest.json", "encoder.onnx", "linear.npz", "tokenizer.json"
-FORMAT = 3
+FORMAT = 4
 
 
 class ModelError(ValueError):
@@ -33,11 +34,19 @@ class ModelError(ValueError):
 class Gates(NamedTuple):
     """Below these scores of a stage a text is harmless; range [0, 1).
 
-    Instructions hidden in documents look more like their surroundings than requests of people do.
+    Instructions hidden in documents look more like their surroundings than requests of people do;
+    an answer is judged at every look, and is seldom harmful.
     """
 
-    person: float
-    document: float
+    person: float = 0.0
+    document: float = 0.0
+    reply: float = 0.0
+
+    def of(self, audience: Audience) -> float:
+        """The one that holds for texts of `audience`."""
+        if audience is Audience.REPLY:
+            return self.reply
+        return self.document if audience is Audience.TOOL else self.person
 
 
 class Fitted(NamedTuple):
@@ -45,12 +54,12 @@ class Fitted(NamedTuple):
 
     Attributes:
         gates: of the first stage.
-        exits: of the encoder's first layer.
+        exits: of the encoder's first layers, EXIT_COUNT.
         slopes, offsets: calibration, probability = sigmoid(slope * logit + offset), [COUNT] each.
     """
 
-    gates: Gates = Gates(0.0, 0.0)
-    exits: Gates = Gates(0.0, 0.0)
+    gates: Gates = Gates()
+    exits: Sequence[Gates] = (Gates(),) * encoder.EXIT_COUNT
     slopes: NDArray[np.float32] = np.ones(COUNT, np.float32)
     offsets: NDArray[np.float32] = np.zeros(COUNT, np.float32)
 
@@ -83,7 +92,7 @@ def load(folder: Path) -> Weights:
         files: Mapping[str, str] = manifest["files"]
         calibration = [manifest["calibration"][category] for category in CATEGORIES]
         slopes, offsets = np.array(calibration, np.float32).T
-        gates, exits = Gates(**manifest["gates"]), Gates(**manifest["exits"])
+        gates, exits = Gates(**manifest["gates"]), [Gates(**one) for one in manifest["exits"]]
         fitted = Fitted(gates, exits, slopes, offsets)
     except ModelError:
         raise
@@ -110,7 +119,7 @@ def write_manifest(folder: Path, fitted: Fitted, **about: Any) -> None:
         "bucket_bits": BUCKET_BITS,
         **about,
         "gates": _rounded(fitted.gates),
-        "exits": _rounded(fitted.exits),
+        "exits": [_rounded(one) for one in fitted.exits],
         "calibration": {
             category: [round(float(slope), 5), round(float(offset), 5)]
             for category, slope, offset in zip(

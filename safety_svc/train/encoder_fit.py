@@ -2,11 +2,10 @@
 
 The loss is binary cross-entropy over the known categories of a row, plus the same of its verdict
 ("unsafe") with the soft maximum over the categories: a row that is only known to be harmful pulls
-up the category that fits best. The early exit learns the verdict too. A pupil learns its teacher's
-probabilities beside the labels (distillation, Hinton et al. 2015): they say what the labels leave
-unknown, and keep it from learning rows by heart.
+up the category that fits best. The early exits learn the verdict too.
 """
 
+import itertools
 import math
 import random
 import time
@@ -31,9 +30,8 @@ from safety_svc.train.row import Row
 BATCH_TOKEN_COUNT = 4_096
 WARM_UP_SHARE = 0.06
 WEIGHT_DECAY, GRADIENT_NORM_MAX = 0.01, 1.0
-VERDICT_WEIGHT, EXIT_WEIGHT = 1.0, 0.5
-# Of the labels, for a pupil: its teacher's word weighs 1.
-LABEL_WEIGHT = 0.5
+# Of each exit; what it pulls at the first layers, the last one pays for.
+VERDICT_WEIGHT, EXIT_WEIGHT = 1.0, 0.2
 CHECKPOINT_INTERVAL_S = 120.0
 
 Log = Callable[[str], None]
@@ -88,8 +86,9 @@ def loss_of(judged: Judged, labels: Tensor, weights: Tensor) -> Tensor:
     )
     verdict = verdict * known[:, COUNT]
     harmful = targets.amax(-1)
-    doubt = _losses(judged.doubt.float(), harmful) * (known[:, COUNT] | (harmful > 0))
-    per_row = categories.sum(-1) / 4 + VERDICT_WEIGHT * verdict + EXIT_WEIGHT * doubt
+    sure = known[:, COUNT] | (harmful > 0)
+    doubts = _losses(judged.doubts.float(), harmful[:, None].expand_as(judged.doubts)).sum(-1)
+    per_row = categories.sum(-1) / 4 + VERDICT_WEIGHT * verdict + EXIT_WEIGHT * doubts * sure
     return (per_row * weights).sum() / weights.sum()
 
 
@@ -98,42 +97,26 @@ def _losses(logits: Tensor, targets: Tensor) -> Tensor:
     return losses * (1 + 2 * targets)
 
 
-def taught_loss(judged: Judged, taught: Tensor, weights: Tensor) -> Tensor:
-    """Mean loss of a batch against a teacher's probabilities `taught`, shape [batch, COUNT]."""
-    per_row = _losses(judged.logits.float(), taught).sum(-1) / 4
-    return (per_row * weights).sum() / weights.sum()
-
-
-def lessons(teacher: Encoder, rows: Encoded) -> Tensor:
-    """The probabilities that `teacher` gives the categories of each row, shape [rows, COUNT].
-
-    Where it contradicts a label, the label stands.
-    """
-    device = next(teacher.parameters()).device
-    found = torch.zeros(len(rows.ids), COUNT)
-    teacher.eval()
-    with torch.inference_mode(), torch.autocast(device.type, torch.bfloat16):
-        for batch in _batches(rows.ids, seed=0):
-            found[batch] = teacher(*_texts(rows, batch, device)).logits.float().sigmoid().cpu()
-    labels = torch.from_numpy(rows.labels[:, :COUNT])
-    contradicted = (labels >= 0) & ((found - labels).abs() > 0.5)
-    return torch.where(contradicted, labels, found)
-
-
 def fit(
     net: Encoder,
     rows: Encoded,
-    taught: Tensor | None = None,
     *,
-    epochs: int,
+    epochs: float,
     rate: float,
     seed: int,
     state: Path,
     log: Log,
 ) -> None:
-    """Trains `net` on labels and, if given, on what `lessons` returned.
+    """Trains `net`; goes on from the file `state` when an earlier run left it.
 
-    Goes on from the file `state` when an earlier run left it.
+    Args:
+        net: changed in place.
+        rows: what it learns from.
+        epochs: times it sees them, parts of a time too.
+        rate: highest learning rate.
+        seed: of the order of the rows.
+        state: where the run stands, every two minutes.
+        log: gets a line now and then.
     """
     # The embeddings of words hold what was learned from far more text than ours: they stay.
     net.words.weight.requires_grad_(False)
@@ -141,18 +124,20 @@ def fit(
     optimizer = torch.optim.AdamW(
         learned, lr=rate, weight_decay=WEIGHT_DECAY, betas=(0.9, 0.98), fused=True
     )
-    batches = [batch for epoch in range(epochs) for batch in _batches(rows.ids, seed + epoch)]
+    whole = [_batches(rows.ids, seed + epoch) for epoch in range(math.ceil(epochs))]
+    batches = list(itertools.chain.from_iterable(whole))
+    batches = batches[: int(len(batches) * epochs / len(whole))]
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, _schedule(len(batches)))
     step = _resumed(state, net, optimizer, schedule)
     began = saved = time.monotonic()
     mean = 0.0
     net.train()
     while step < len(batches):
-        loss = _step(net, optimizer, rows, taught, batches[step])
+        loss = _step(net, optimizer, rows, batches[step])
         schedule.step()
         step += 1
         mean = loss if mean == 0 else 0.98 * mean + 0.02 * loss
-        if step % 100 == 0:
+        if step % 10 == 0:
             log(f"step {step}/{len(batches)} loss {mean:.4f} {time.monotonic() - began:.0f}s")
         if time.monotonic() - saved > CHECKPOINT_INTERVAL_S:
             _save(state, net, optimizer, schedule, step)
@@ -165,7 +150,6 @@ def _step(
     net: Encoder,
     optimizer: torch.optim.Optimizer,
     rows: Encoded,
-    taught: Tensor | None,
     batch: list[int],
 ) -> float:
     device = next(net.parameters()).device
@@ -175,9 +159,6 @@ def _step(
     with torch.autocast(device.type, torch.bfloat16):
         judged = net(ids, segments)
     loss = loss_of(judged, labels, weights)
-    if taught is not None:
-        lesson = taught_loss(judged, taught[batch].to(device), weights)
-        loss = LABEL_WEIGHT * loss + lesson
     optimizer.zero_grad(set_to_none=True)
     loss.backward()  # type: ignore[no-untyped-call]
     torch.nn.utils.clip_grad_norm_(net.parameters(), GRADIENT_NORM_MAX)

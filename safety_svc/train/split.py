@@ -31,6 +31,7 @@ class Split(StrEnum):
     TRAIN = "train"
     DEV = "dev"
     TEST = "test"
+    HELD = "held"  # of sources that nothing is trained on
 
 
 def split_of(group: str) -> Split:

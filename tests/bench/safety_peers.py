@@ -1,9 +1,11 @@
 """The prompt screen against what one would pick offline today: same rows, one interleaved run.
 
+    make bench-safety ROWS=FILE.jsonl
     python -m tests.bench.safety_peers ROWS.jsonl… [--rounds 3]
 
-Peers, in a venv of their own (build/bench/safety-peers, made at the first run):
+Peers, in a venv of their own (.venv-bench/safety, which make installs):
 
+- our own first stage alone, the linear model over n-grams, threshold 0.5;
 - alt-profanity-check: a linear SVM over words for profanity and offence, threshold 0.5;
 - llm-guard, its scanner without a downloaded model for such prompts: BanSubstrings with the list
   of attack phrases it ships.
@@ -20,7 +22,6 @@ import os
 import statistics
 import subprocess
 import sys
-import venv
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -30,12 +31,7 @@ import numpy as np
 from safety_svc.detectors.base import Audience
 from safety_svc.evaluate import figures, rows
 
-FOLDER = Path(__file__).resolve().parents[2] / "build" / "bench" / "safety-peers"
-PYTHON = FOLDER / "bin" / "python"
-# llm-guard pulls in torch, spaCy and transformers, of which this scanner uses nothing: it goes
-# without its dependencies, and past the packages' __init__ that import all other scanners.
-ALONE = ("llm-guard==0.3.16",)
-PACKAGES = ("alt-profanity-check==1.9.1", "structlog")
+PYTHON = Path(__file__).resolve().parents[2] / ".venv-bench" / "safety" / "bin" / "python"
 ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
 
 # Each program reads a JSON list of texts and prints [[score, seconds], …].
@@ -56,6 +52,8 @@ from profanity_check import predict_prob
 def score(text):
     return predict_prob([text])[0]
 """
+# llm-guard pulls in torch, spaCy and transformers, of which this scanner uses nothing: it is
+# installed without its dependencies, and loaded past the packages' __init__ that import the others.
 _SUBSTRINGS = """
 import logging, sys, sysconfig, types
 from pathlib import Path
@@ -82,21 +80,19 @@ def score(text):
     found = screen.screen(Row([Turn(Audience.USER, text)], None, {}))
     return 1 + found.scores.max() if found.blocked else found.scores.max()
 """
+_LINEAR = """
+from safety_svc.classifier.model import shipped
+from safety_svc.classifier.normalise import plain
+classifier = shipped()
+def score(text):
+    return classifier.first_stage(plain(text))
+"""
 CONTENDERS = {
     "chatmesh": (sys.executable, _OURS, 1.0),
+    "chatmesh first stage": (sys.executable, _LINEAR, 0.5),
     "alt-profanity-check": (str(PYTHON), _PROFANITY, 0.5),
     "llm-guard BanSubstrings": (str(PYTHON), _SUBSTRINGS, 0.5),
 }
-
-
-def prepare() -> None:
-    """Makes the peers' venv."""
-    if PYTHON.exists():
-        return
-    venv.create(FOLDER, with_pip=True)
-    pip = [str(PYTHON), "-m", "pip", "install", "--quiet"]
-    subprocess.run([*pip, *PACKAGES], check=True)
-    subprocess.run([*pip, "--no-deps", *ALONE], check=True)
 
 
 def run(python: str, program: str, texts: Sequence[str]) -> list[list[float]]:
@@ -124,7 +120,8 @@ def main() -> None:
     parser.add_argument("files", nargs="+", type=Path)
     parser.add_argument("--rounds", type=int, default=3)
     arguments = parser.parse_args()
-    prepare()
+    if not PYTHON.exists():
+        parser.error(f"{PYTHON} is missing: `make bench-safety ROWS=…` installs the peers.")
     given = [row for path in arguments.files for row in rows.read(path)]
     texts = [last_words(row) for row in given]
     found: dict[str, list[list[list[float]]]] = {name: [] for name in CONTENDERS}

@@ -317,10 +317,10 @@ async def test_the_policy_in_force_is_told_and_pinned_for_a_stream(tmp_path: Pat
         await call.write(delta("Hello there. "))
         assert (await call.read()).release.release_up_to_offset
         (tmp_path / "policy.yaml").write_text(
-            edited(version='"2026-11-4">"next"'), encoding="utf-8"
+            edited(version='"2026-11-5">"next"'), encoding="utf-8"
         )
         assert served.policies.refresh()
         await call.write(END)
-        assert (await call.read()).cleared.verdict.policy_version == "2026-11-4"
+        assert (await call.read()).cleared.verdict.policy_version == "2026-11-5"
         await call.done_writing()
         assert (await served.stub.GetPolicy(pb.GetPolicyRequest())).policy_version == "next"

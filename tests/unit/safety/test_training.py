@@ -1,6 +1,8 @@
 """Training in small: rows, splits, augmentation, both stages learn, the graph equals the net."""
 
+import gzip
 import itertools
+import json
 import random
 import re
 from collections import Counter
@@ -14,16 +16,20 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from safety_svc.classifier.encoder import NO_EXIT, SETTLED
+from safety_svc.classifier import weights
+from safety_svc.classifier.encoder import EXIT_COUNT, NO_EXITS, SETTLED
 from safety_svc.classifier.features import BUCKETS, features, features_of
-from safety_svc.classifier.labels import COUNT, INDEX
+from safety_svc.classifier.labels import CATEGORIES, COUNT, INDEX
 from safety_svc.detectors.base import Category
 from safety_svc.evaluate import rows as evaluation_rows
-from safety_svc.train import augment, card, compose, corpus, encoder_fit, linear_fit
+from safety_svc.train import augment, calibrate, card, compose, corpus, encoder_fit, linear_fit
+from safety_svc.train.__main__ import measured_rows
 from safety_svc.train.base import base_folder
-from safety_svc.train.encoder_net import Encoder, Judged, beginner, pretrained
+from safety_svc.train.encoder_net import FRESH_ID_MAX, Encoder, Judged, pretrained
 from safety_svc.train.export import export
+from safety_svc.train.passes import continued, sharpened
 from safety_svc.train.row import Row, attack, harmful, harmless, lines, spelled, variants
+from safety_svc.train.sources import folders
 from safety_svc.train.split import Split, groups, split_of
 
 
@@ -179,12 +185,12 @@ def test_features_of_parts_of_a_long_text() -> None:
 def test_the_first_stage_learns_own_rows() -> None:
     rows = _own()[::2]
     harm = np.array([row.unsafe == 1 for row in rows])
-    weights = np.ones(len(rows), np.float32)
+    same = np.ones(len(rows), np.float32)
     found = linear_fit.featured(rows)
-    model = linear_fit.fit(found, harm.astype(np.float32), weights, epochs=16, seed=1)
+    model = linear_fit.fit(found, harm.astype(np.float32), same, epochs=16, seed=1)
     scores = np.array([model.score(row.text) for row in rows])
     assert np.mean((scores > 0.5) == harm) > 0.9
-    again = linear_fit.fit(found, harm.astype(np.float32), weights, epochs=16, seed=1)
+    again = linear_fit.fit(found, harm.astype(np.float32), same, epochs=16, seed=1)
     np.testing.assert_array_equal(model.weights, again.weights)
 
 
@@ -199,10 +205,10 @@ def random_rows(count: int) -> encoder_fit.Encoded:
     return encoder_fit.Encoded(ids, np.zeros(count, np.int64), labels, np.ones(count, np.float32))
 
 
-def small_encoder(layer_count: int, *, paired: bool = True) -> Encoder:
+def small_encoder(layer_count: int) -> Encoder:
     torch.manual_seed(1)
     torch.set_num_threads(1)
-    net = Encoder(layer_count, inner=64, paired=paired)
+    net = Encoder(layer_count, inner=64)
     torch.nn.init.normal_(net.words.weight, std=0.3)
     return net
 
@@ -223,44 +229,134 @@ def test_the_encoder_learns(tmp_path: Path) -> None:
     assert not (tmp_path / "s").exists()
 
 
-def test_a_pupil_begins_as_its_teacher_and_learns_its_word(tmp_path: Path) -> None:
-    teacher, rows = small_encoder(2, paired=False), random_rows(64)
-    pupil = beginner(teacher, 1)
-    assert (pupil.paired, len(pupil.layers)) == (True, 1)
-    torch.testing.assert_close(pupil.layers[0].up.weight, teacher.layers[0].up.weight)
-    torch.testing.assert_close(pupil.head.weight, teacher.head.weight)
-    given = judged(teacher.eval(), rows).logits.sigmoid()
-    found = encoder_fit.lessons(teacher, rows)
-    torch.testing.assert_close(found[:, 5], given[:, 5], atol=0.02, rtol=0)
-    assert found[::2, 3].min() >= 0.5  # a label that is contradicted stands
-    # Of category 5 the labels know nothing: what the pupil knows of it, the teacher said.
-    lessons = torch.full((64, COUNT), 0.02)
-    lessons[::4, 5] = 0.9
-    for number in range(0, 64, 4):
-        rows.ids[number][7] = 3_000
-    options = {"rate": 3e-3, "seed": 1, "state": tmp_path / "s", "log": lambda line: None}
-    encoder_fit.fit(pupil, rows, lessons, epochs=80, **options)
-    learned = judged(pupil, rows).logits[:, 5]
-    assert learned[::4].min() > learned[2::4].max()
+def test_parts_of_an_epoch_are_trained_too(tmp_path: Path) -> None:
+    said: list[str] = []
+    options = {"rate": 3e-3, "seed": 1, "state": tmp_path / "s", "log": said.append}
+    encoder_fit.fit(small_encoder(1), random_rows(8_000), epochs=0.5, **options)
+    assert [line.split()[1] for line in said] == ["10/12"]
+
+
+def test_places_that_the_base_left_unused_learn() -> None:
+    net = small_encoder(1)
+    ids = torch.tensor([[101, 5, 2_000, 102]])
+    net(ids, torch.zeros(1, dtype=torch.long)).logits.sum().backward()
+    learned = net.fresh.weight.grad.abs().sum(1)
+    assert set(torch.nonzero(learned)[:, 0].tolist()) == {5, 101, 102}
 
 
 def test_the_graph_computes_what_the_net_does(tmp_path: Path) -> None:
-    net = small_encoder(2).eval()
+    net = small_encoder(EXIT_COUNT + 2).eval()
+    torch.nn.init.normal_(net.fresh.weight, std=0.3)
     export(net, tmp_path / "e.onnx")
     session = onnxruntime.InferenceSession(str(tmp_path / "e.onnx"))
-    for tokens, segment in ((2, 0), (10, 1), (128, 0)):
+    for tokens, segment in ((2, 0), (11, 1), (128, 0)):
         ids = np.random.default_rng(tokens).integers(1, 30_000, tokens)
+        ids[0] = 7  # a place that the base left unused
         given = {"ids": ids, "segment": np.array([segment])}
-        logits, doubt = session.run(None, given | {"limit": np.array([NO_EXIT], np.float32)})
+        logits, doubts = session.run(None, given | {"limits": np.array(NO_EXITS, np.float32)})
         with torch.inference_mode():
             expected = net(torch.tensor(ids)[None], torch.tensor([segment]))
         # 8-bit weights and activations: close, not equal.
         wanted = expected.logits[0].numpy()
-        np.testing.assert_allclose(logits, wanted, atol=0.08 * np.abs(wanted).max())
-        np.testing.assert_allclose(doubt, expected.doubt.numpy(), atol=0.1)
-        settled, again = session.run(None, given | {"limit": doubt + np.float32(0.01)})
-        assert settled.tolist() == [SETTLED] * COUNT
-        np.testing.assert_array_equal(again, doubt)
+        np.testing.assert_allclose(logits, wanted, atol=0.25 * np.abs(wanted).max())
+        np.testing.assert_allclose(doubts, expected.doubts[0].numpy(), atol=0.15)
+        for number in range(EXIT_COUNT):
+            limits = np.array(NO_EXITS, np.float32)
+            limits[number] = doubts[number] + np.float32(0.01)
+            settled, again = session.run(None, given | {"limits": limits})
+            assert settled.tolist() == [SETTLED] * COUNT
+            np.testing.assert_array_equal(again[: number + 1], doubts[: number + 1])
+            assert set(again[number + 1 :].tolist()) <= {SETTLED}
+
+
+def test_characters_take_the_places_that_the_base_left_unused() -> None:
+    characters = "".join(lines("characters.txt"))
+    assert len(characters) == len(set(characters)) <= 994
+    shipped = json.loads((weights.SHIPPED / weights.TOKENIZER).read_text(encoding="utf-8"))
+    places = shipped["model"]["vocab"]
+    assert all(places[one] <= FRESH_ID_MAX for one in characters)
+
+
+def test_sources_that_are_held_out_train_nothing() -> None:
+    rows = [harmless(name, name, "ordinary") for name in ("tldr", "own", "gsm8k-train")]
+    kept = {row.source for row in continued(rows * 200, random.Random(1))}
+    assert kept == {"tldr", "own", "gsm8k-train"}
+    assert (
+        len([row for row in continued(rows * 200, random.Random(1)) if row.source == "tldr"]) == 200
+    )
+    assert len([row for row in measured_rows(rows * 300, 80) if row.source == "own"]) == 80
+
+
+def test_the_third_pass_sees_planted_and_clean_documents_more_often() -> None:
+    rows = [
+        attack("x", "planted", "injection", {Category.PROMPT_INJECTION: 1}, document=True),
+        harmless("x", "shapes", "document", document=True),
+        harmless("x", "gsm8k-train", "ordinary"),
+        harmless("x", "identity", "identity_turns"),
+    ]
+    counts = Counter(row.source for row in sharpened(rows * 1_000, random.Random(1)))
+    assert counts["planted"] == 2_000
+    assert 1_400 < counts["shapes"] < 1_600
+    assert 500 < counts["gsm8k-train"] < 700
+    assert 200 < counts["identity"] < 400
+
+
+def test_folders_are_read_by_label_and_spread_over_kinds(tmp_path: Path) -> None:
+    for name in folders.FOLDERS:
+        (tmp_path / name).mkdir()
+    several = [
+        *({"text": f"code {n}", "label": "harmless", "kind": "code"} for n in range(900)),
+        *({"text": f"chat {n}", "label": "harmless", "kind": "chat"} for n in range(5)),
+        {"text": "unknown", "label": "unclear", "kind": "chat"},
+    ]
+    turns = [{"role": "user", "content": "before"}, {"role": "assistant", "content": "x" * 90}]
+    several.append({"text": "now", "label": "harmless", "kind": "followup", "messages": turns})
+    pair = {
+        "pair": "7",
+        "kind": "embedded-injection",
+        "text": "a b " * 200 + "DO IT" + " c d" * 200,
+    }
+    pairs = [
+        {**pair, "label": "injection", "injected": "DO IT"},
+        {**pair, "label": "harmless", "injected": "", "text": "a b c d " * 200},
+    ]
+    for name, rows in (("bbh-tasks", several), ("embedded-injection-pairs", pairs)):
+        with gzip.open(tmp_path / name / "rows.jsonl.gz", "wt", encoding="utf-8") as file:
+            file.writelines(json.dumps(row) + "\n" for row in rows)
+    found = list(folders.folder_rows(tmp_path, random.Random(1)))
+    counts = Counter(row.kind for row in found if row.source == "bbh-tasks")
+    assert counts["chat"] == 5
+    assert counts["code"] == folders.CAP - 6
+    assert [row.text for row in found if row.kind == "followup_turns"] == ["before\n\nnow"]
+    assert counts["answer"] == 1
+    injected, clean = (row for row in found if row.source == "embedded-injection-pairs")
+    assert "DO IT" in injected.text
+    assert len(injected.text) < len(pair["text"])
+    assert injected.document
+    assert clean.document
+    assert injected.group == clean.group == "pair-7"
+
+
+def test_a_long_harmless_text_is_seen_in_parts() -> None:
+    row = harmless("some words and more of them " * 90, "s", "ordinary")
+    parts = [folders.windowed(row, random.Random(seed)).text for seed in range(40)]
+    assert all(part in row.text and 60 < len(part) < 520 for part in parts)
+    assert any(not row.text.startswith(part) for part in parts)
+    bad = harmful("x " * 2_000, "s", "jailbreak")
+    assert folders.windowed(bad, random.Random(1)) is bad  # what is harmful in it may be anywhere
+
+
+def test_thresholds_refuse_no_more_than_they_may() -> None:
+    rows = [
+        harmless(str(n), f"source {n % 2}" if n < 100 else "source 2", "ordinary")
+        for n in range(400)
+    ]
+    scores = np.zeros((400, COUNT))
+    scores[:, 0] = np.linspace(0, 0.999, 400)
+    found = calibrate.thresholds(scores, rows, 0.1)
+    # The third source has three quarters of the rows and a third of the weight.
+    assert np.mean(scores[100:, 0] > found[CATEGORIES[0]]) == pytest.approx(0.3, abs=0.02)
+    assert found[CATEGORIES[1]] == 0
 
 
 def test_a_base_that_is_not_the_right_one_is_refused(tmp_path: Path) -> None:

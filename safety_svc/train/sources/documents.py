@@ -9,10 +9,10 @@ import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from safety_svc.train.sources_harmless import records
+from safety_svc.train.sources.harmless import records
 
 _LENGTH_MAX = 800
-_ROOT = Path(__file__).resolve().parents[2]
+_ROOT = Path(__file__).resolve().parents[3]
 # Our own code serves as code to read.
 _CODE_FOLDERS = ("mesh/chassis", "mesh/control", "gateway", "billing_svc", "tokenizer_svc")
 _NAMES = ("Anna", "Ben", "Chloe", "Dev", "Elena", "Femi", "Goran", "Hana", "Igor", "Jun")

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from safety_svc.detectors.base import Category
 from safety_svc.train.row import Row, attack, harmless, unasked
-from safety_svc.train.sources_harm import json_lines
+from safety_svc.train.sources.harm import json_lines
 
 # Long attacks are learned in parts of about one window; the first ones tell most.
 PART_LENGTH, PART_COUNT_MAX = 480, 5

@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import Any
 
 from safety_svc.train.row import Row, harmless
-from safety_svc.train.sources_attacks import parts
-from safety_svc.train.sources_harm import json_lines
+from safety_svc.train.sources.attacks import parts
+from safety_svc.train.sources.harm import json_lines
 
 _RECORD = "\x1e"
 # The questions written for the chat model of this repository.
-_TABLES = Path(__file__).parents[2] / "training/data/content"
+_TABLES = Path(__file__).parents[3] / "training/data/content"
 # A role that is told to have no limits is no ordinary one.
 _UNRULY = re.compile(
     r"jailbreak|\bDAN\b|uncensored|unfiltered|no restrictions|without (any )?restrictions|bypass"
