@@ -73,10 +73,14 @@ class Screen:
         return cls(policy, load(weights) if weights else shipped())
 
     def look(self, messages: Sequence[Mapping[str, str]]) -> Look:
-        """What becomes of a chat request with these messages."""
+        """What becomes of a chat request with these messages.
+
+        What stands as a system message is the operator's prompt, which attacks are kept off.
+        """
         turns = [Turn(_AUDIENCES[one["role"]], one["content"]) for one in messages]
         found = self._classifier.conversation(turns) if self._classifier else None
-        screener = screened(self._regime, self._policy.detectors, turns, found)
+        guarded = any(turn.audience is Audience.SYSTEM for turn in turns)
+        screener = screened(self._regime, self._policy.detectors, turns, found, guarded=guarded)
         judgement, _ = screener.end()
         harms = [one for one in screener.found if _is_harm(one)]
         is_refused = judgement.action in HALTING
