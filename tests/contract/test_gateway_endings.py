@@ -10,7 +10,7 @@ from gateway.turn.background import Background
 from gateway.turn.feed import WAITING_BYTES_MAX
 from tests.support.fakes import Fakes, Script, failure
 from tests.support.gateway_turns import TURN, running_gateway
-from tests.support.turn_streams import happens, rest_of
+from tests.support.turn_streams import happens, rest_of, until
 
 
 def cancel_count(bound: str = "+Inf") -> float:
@@ -72,7 +72,7 @@ async def test_a_client_that_leaves_before_the_first_token():
     async with running_gateway(fakes) as gateway:
         call = gateway.call({"stream": True, "store": True})
         reading = asyncio.create_task(call.read())
-        await happens(fakes.inference.at_gate)
+        await until(gateway.is_taken)
         call.cancel()
         await asyncio.wait([reading])
         await happens(fakes.inference.cancelled)

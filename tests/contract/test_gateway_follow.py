@@ -356,7 +356,7 @@ async def test_a_client_that_leaves_at_once_leaves_nothing_behind():
     async with running_gateway(fakes) as gateway:
         call = gateway.call({"stream": True})
         reading = asyncio.create_task(call.read())
-        await asyncio.wait_for(fakes.inference.at_gate.wait(), PATIENCE_S)
+        await until(gateway.is_taken)
         call.cancel()
         await asyncio.wait([reading])
         await asyncio.wait_for(fakes.inference.cancelled.wait(), PATIENCE_S)

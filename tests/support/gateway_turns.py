@@ -103,6 +103,11 @@ class Gateway:
         self.keeping.cancel()
         await self.upstream.close()
 
+    def is_taken(self, turn_id: str = TURN) -> bool:
+        """Whether the gateway has heard that a node took the turn."""
+        run = self.turns.run_of(turn_id)
+        return run is not None and run.has_started
+
     def call(self, body: Any, metadata=None, **overrides: Any):
         data = body if isinstance(body, bytes) else json.dumps(question(**(body or {}))).encode()
         request = gateway_pb2.CreateChatCompletionRequest(body=httpbody_pb2.HttpBody(data=data))
